@@ -1,0 +1,3 @@
+"""Elastic PyTorch training on stock Slurm."""
+
+__version__ = "0.1.0"
