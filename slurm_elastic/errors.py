@@ -1,0 +1,110 @@
+"""Every error we raise on purpose: what broke, with the values, and what the reader can do about it.
+
+    SlurmElasticError                 exit code 1
+    ├── UserMistake                   2   bad flag, file or value; nothing was started
+    │   └── ConfigError               2   every fault of a settings file, each with key and file:line
+    ├── RunDirectoryError             2   missing, foreign, or writable by others
+    ├── SlurmError                    3
+    │   ├── SlurmCommandError         3   Slurm refused, for good or for now (`retryable`)
+    │   └── SlurmUnknown              3   Slurm did not answer: unknown is not "gone"
+    ├── WireError                     1   a peer broke the protocol
+    │   ├── AuthenticationError       1   it does not know the run's token
+    │   └── PeerClosed                1   the connection ended
+    ├── CheckpointError               1   incomplete, corrupt, or not ours
+    ├── TestbedError                  1   the cluster on this machine could not be made to do it
+    └── MissingDependency             1   an optional package or program is needed for this
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class SlurmElasticError(Exception):
+    """Anything we raise on purpose: what broke, and what the reader can do about it."""
+
+    exit_code = 1
+
+    def __init__(self, problem: str, *, fix: str = "") -> None:
+        super().__init__(f"{problem}\n  fix: {fix}" if fix else problem)
+        self.problem = problem
+        self.fix = fix
+
+
+class UserMistake(SlurmElasticError):
+    """A flag, a file or a value is wrong. Nothing was started."""
+
+    exit_code = 2
+
+
+class ConfigError(UserMistake):
+    """The settings file is wrong. Lists every fault, not only the first.
+
+    `faults` holds (line from 1 or None, dotted key, reason).
+    """
+
+    def __init__(self, path: Path | str, faults: Sequence[tuple[int | None, str, str]]) -> None:
+        self.path = Path(path)
+        self.faults = tuple(faults)
+        rows = [f"{path}:{line or '?'}: {key} {why}".rstrip() for line, key, why in self.faults]
+        super().__init__(
+            "\n".join(rows), fix=f"edit the file; `slurm-elastic check {path}` tests it without a job"
+        )
+
+
+class RunDirectoryError(SlurmElasticError):
+    """The run directory is missing, not one of ours, or not safe to use."""
+
+    exit_code = 2
+
+
+class SlurmError(SlurmElasticError):
+    """Something about Slurm itself."""
+
+    exit_code = 3
+
+
+class SlurmCommandError(SlurmError):
+    """Slurm refused. `retryable` says whether the same call may succeed later."""
+
+    def __init__(self, argv: Sequence[str], code: int, stderr: str, *, retryable: bool = False) -> None:
+        self.argv = tuple(argv)
+        self.code = code
+        self.stderr = stderr
+        self.retryable = retryable
+        said = stderr.strip() or "nothing on stderr"
+        super().__init__(
+            f"`{' '.join(self.argv)}` exited {code}: {said}",
+            fix="wait and try again" if retryable else "check the values and your rights",
+        )
+
+
+class SlurmUnknown(SlurmError):
+    """Slurm gave no usable answer (controller away, time-out): nothing is known, nothing is decided."""
+
+
+class WireError(SlurmElasticError):
+    """A peer broke the protocol: malformed, too long, out of order or of the wrong kind."""
+
+
+class AuthenticationError(WireError):
+    """The peer does not know the run's token, or a message was tampered with."""
+
+
+class PeerClosed(WireError):
+    """The connection ended."""
+
+
+class CheckpointError(SlurmElasticError):
+    """A checkpoint is incomplete, corrupt, or does not fit what is being loaded."""
+
+
+class TestbedError(SlurmElasticError):
+    """The cluster on this machine could not be brought into the asked state."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of the name
+
+
+class MissingDependency(SlurmElasticError):
+    """An optional package or program is needed for this and is not there."""

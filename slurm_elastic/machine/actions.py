@@ -1,0 +1,129 @@
+"""Orders of the decision machine, in the imperative. Whoever carries them out must tolerate a repeat."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", omit_defaults=True):
+    """Base of all actions."""
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of a generation; its position in `members` is its node_rank."""
+
+    node: str
+    job_id: int
+
+
+class SubmitCompanion(Order, tag="submit_companion"):
+    """Submit one companion job of `nodes` nodes. Look `token` up first: a repeat must not submit twice."""
+
+    token: str
+    nodes: int
+
+
+class CancelJob(Order, tag="cancel_job"):
+    """`scancel` a companion (never the base job)."""
+
+    job_id: int
+    reason: str
+
+
+class LaunchWorkers(Order, tag="launch_workers"):
+    """Start the workers of `generation` on these nodes, through the agents of their jobs.
+
+    They import what they need and wait at the gate: no rank, no process group, no GPU memory yet.
+    """
+
+    generation: int
+    members: tuple[Member, ...]  # only the nodes to be launched, in any order
+
+
+class OpenGate(Order, tag="open_gate"):
+    """Give the waiting workers of `generation` their ranks (by order of `members`) and let them train.
+
+    All of them resume from the newest loadable checkpoint, which the supervisor picks.
+    """
+
+    generation: int
+    members: tuple[Member, ...]
+
+
+class DrainWorkers(Order, tag="drain_workers"):
+    """Ask the workers of `generation` to agree on a boundary, stop there, save if told to, and exit."""
+
+    generation: int
+    reason: str
+    save: bool = True
+    deadline: float | None = None
+
+
+class KillWorkers(Order, tag="kill_workers"):
+    """End what is left of `generation` on these nodes, descendants too. Empty `nodes`: everywhere."""
+
+    generation: int
+    nodes: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class ProbeNode(Order, tag="probe_node"):
+    """Run a trivial step on a suspect node; answer with NodeProbed."""
+
+    job_id: int
+    node: str
+
+
+class ReleaseAllocation(Order, tag="release_allocation"):
+    """Tell this job's agent to end (its workers have ended, or are killed first), so that the job ends."""
+
+    job_id: int
+    reason: str
+
+
+class RecordTransition(Order, tag="record_transition"):
+    """A transition is complete (or, with kind "wait", training pauses for want of nodes). For people."""
+
+    kind: str  # shrink | grow | replace | restart | start | wait
+    mode: str  # relaunch | live
+    reason: str
+    from_workers: int
+    to_workers: int
+    generation: int
+    stall_s: float = 0.0
+    steps_lost: int = 0
+    planned: bool = True
+
+
+class Finish(Order, tag="finish"):
+    """The run is over and succeeded: write DONE, release everything, end with exit code 0."""
+
+    reason: str
+
+
+class Stop(Order, tag="stop"):
+    """The run ends for now, saved, and can be resumed: release everything, end with exit code 0."""
+
+    reason: str
+
+
+class GiveUp(Order, tag="give_up"):
+    """The run cannot go on: release everything, end with exit code 1, say why."""
+
+    reason: str
+
+
+Action = (
+    SubmitCompanion
+    | CancelJob
+    | LaunchWorkers
+    | OpenGate
+    | DrainWorkers
+    | KillWorkers
+    | ProbeNode
+    | ReleaseAllocation
+    | RecordTransition
+    | Finish
+    | Stop
+    | GiveUp
+)

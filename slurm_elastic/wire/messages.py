@@ -1,0 +1,251 @@
+"""What the processes of a run say to each other. JSON on the wire (msgspec tagged unions), never pickle.
+
+Who talks: every agent and every worker (also one that still waits at the gate) holds one connection to the
+supervisor. The first message after authentication is AgentHello or WorkerHello; the answer is Welcome or Refused.
+`generation` fences: the supervisor drops what an older generation says, workers refuse what an older epoch orders.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_elastic.machine.events import StepHeld
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """Base of all messages."""
+
+
+# ---- agent -> supervisor
+
+
+class AgentHello(Message, tag="agent_hello"):
+    job_id: int
+    role: str  # "base" | "companion"
+    nodes: tuple[str, ...]
+    incarnation: str
+    restart_count: int = 0
+    qos: str = ""
+    steps: tuple[StepHeld, ...] = ()
+    notice_source: str = ""  # a notice heard before we were connected
+    notice_deadline: float | None = None
+
+
+class AgentNotice(Message, tag="agent_notice"):
+    """A signal arrived, or Slurm's record shows a preemption: this allocation will go away."""
+
+    source: str
+    deadline: float | None = None
+
+
+class StepEnded(Message, tag="step_ended"):
+    """The srun step of `generation` on `node` is over. `detail`: last lines of its logs when it failed."""
+
+    generation: int
+    node: str
+    exit_code: int = 0
+    signal: int = 0
+    detail: str = ""
+
+
+class ProbeAnswer(Message, tag="probe_answer"):
+    node: str
+    ok: bool
+    detail: str = ""
+
+
+# ---- worker -> supervisor
+
+
+class WorkerHello(Message, tag="worker_hello"):
+    """`stage`: "gate" (imports done, waiting for ranks) or "training" (the library inside the script)."""
+
+    generation: int
+    node: str
+    local_rank: int
+    pid: int
+    stage: str
+    address: str = ""  # where other workers reach this one: the connection's own local address
+    port: int = 0  # a free port there, for the process group's store
+    epoch: int = 0  # of the supervisor that opened the gate
+    global_rank: int = -1
+    job_id: int = 0
+
+
+class StepDone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One committed optimizer step; becomes one line of the ledger."""
+
+    step: int  # counts from 1
+    world: int
+    samples: int
+    samples_sha256: str
+    loss: float | None = None
+    lr: float | None = None
+    time: float = 0.0
+
+
+class Steps(Message, tag="steps"):
+    """Committed steps since the last such message, from global rank 0 only, in order."""
+
+    generation: int
+    steps: tuple[StepDone, ...]
+    epoch_of_data: float = 0.0  # passes over the data set so far
+    total_steps: int = 0  # 0: the script did not say
+
+
+class Saved(Message, tag="saved"):
+    """Global rank 0: a checkpoint lies complete, fsynced and with its manifest in `directory` (not yet public).
+
+    All Steps up to `step` were sent before. The supervisor publishes it and answers Published.
+    """
+
+    generation: int
+    step: int
+    directory: str  # name inside the checkpoint directory
+    save_s: float
+    size_bytes: int = 0
+
+
+class SaveFailed(Message, tag="save_failed"):
+    generation: int
+    step: int
+    reason: str
+
+
+class Leaving(Message, tag="leaving"):
+    """This worker is about to exit with code 0. `why`: "drained", "finished" or "stopped"; `step`: the last one."""
+
+    generation: int
+    why: str
+    step: int
+
+
+class Warned(Message, tag="warned"):
+    """Something the user should see in `status` (a replaced signal handler, a skipped save, ...)."""
+
+    text: str
+
+
+# ---- supervisor -> agent
+
+
+class Launch(Message, tag="launch"):
+    """Start the workers of `generation` on these nodes of your allocation. A repeat for a running step is ignored."""
+
+    epoch: int
+    generation: int
+    nodes: tuple[str, ...]
+
+
+class Kill(Message, tag="kill"):
+    """End the workers of `generation` (and of all older ones) on these nodes; empty: on all of yours."""
+
+    epoch: int
+    generation: int
+    nodes: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Probe(Message, tag="probe"):
+    epoch: int
+    node: str
+
+
+class Release(Message, tag="release"):
+    """End: kill what still runs, exit 0. `final`: the run itself is over (base: do not start the supervisor again)."""
+
+    epoch: int
+    reason: str
+    final: bool = False
+    exit_code: int = 0
+
+
+# ---- supervisor -> worker
+
+
+class Gate(Message, tag="gate"):
+    """Ranks for a worker that waits at the gate. Everything torchrun would have set."""
+
+    epoch: int
+    generation: int
+    global_rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    node_count: int
+    master_addr: str
+    master_port: int
+    restart_count: int  # of the run: generations before this one
+    resume: str = ""  # directory name of the checkpoint to load; "" = from the start
+    resume_step: int = 0
+
+
+class Drain(Message, tag="drain"):
+    """Agree on a boundary, stop there, save if `save`, send Leaving and exit 0."""
+
+    epoch: int
+    generation: int
+    reason: str
+    save: bool = True
+    deadline: float | None = None
+    why: str = "drained"  # what to say in Leaving: "drained" or "stopped"
+
+
+class Published(Message, tag="published"):
+    """The checkpoint of `step` is public (ok), or was refused (fenced, corrupt)."""
+
+    step: int
+    ok: bool
+    reason: str = ""
+
+
+class Fenced(Message, tag="fenced"):
+    """Your generation is over and goes on elsewhere: write nothing, exit now."""
+
+    generation: int
+    reason: str
+
+
+# ---- both ways
+
+
+class Welcome(Message, tag="welcome"):
+    epoch: int
+    generation: int  # the current one (0: none yet)
+    heartbeat_s: float
+
+
+class Refused(Message, tag="refused"):
+    reason: str
+
+
+class Beat(Message, tag="beat"):
+    """Sign of life; `step` from training workers."""
+
+    step: int = 0
+
+
+AnyMessage = (
+    AgentHello
+    | AgentNotice
+    | StepEnded
+    | ProbeAnswer
+    | WorkerHello
+    | Steps
+    | Saved
+    | SaveFailed
+    | Leaving
+    | Warned
+    | Launch
+    | Kill
+    | Probe
+    | Release
+    | Gate
+    | Drain
+    | Published
+    | Fenced
+    | Welcome
+    | Refused
+    | Beat
+)
