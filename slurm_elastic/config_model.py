@@ -14,7 +14,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of all sections."""
 
 
-class Run(Section):
+class Run(Section, frozen=True, kw_only=True):
     name: str
     dir: str  # absolute after reading; relative paths count from the file's folder
     command: tuple[str, ...]  # argv of one worker; "python" becomes the interpreter that runs slurm-elastic
@@ -26,7 +26,7 @@ class Run(Section):
     max_restarts: int = 3  # restarts in a row without a new committed step before the run gives up
 
 
-class Base(Section):
+class Base(Section, frozen=True, kw_only=True):
     nodes: int = 1
     qos: str = ""
     partition: str = ""
@@ -38,7 +38,7 @@ class Base(Section):
     sbatch: dict[str, str | bool] = {}  # further long options of sbatch, also for companions
 
 
-class Elastic(Section):
+class Elastic(Section, frozen=True, kw_only=True):
     min_nodes: int = 1
     max_nodes: int = 1
     replica_increment_step: int = 1
@@ -54,7 +54,7 @@ class Elastic(Section):
     scale_up_snooze_time: float = 60.0  # first back-off after a growth that did not last; doubles, at most an hour
 
 
-class Batch(Section):
+class Batch(Section, frozen=True, kw_only=True):
     global_batch_size: int = 0  # 0: the script brings its own batches
     micro_batch_size: int = 0  # 0: no limit
     policy: Literal["constant", "scale_batch", "tolerance"] = "constant"
@@ -63,7 +63,7 @@ class Batch(Section):
     uneven: bool = True
 
 
-class Checkpoint(Section):
+class Checkpoint(Section, frozen=True, kw_only=True):
     dir: str = ""  # default: <run>/checkpoints
     every_steps: int = 0
     every: float = 0.0  # seconds; 0: only by steps
@@ -71,7 +71,7 @@ class Checkpoint(Section):
     async_save: bool = msgspec.field(default=True, name="async")
 
 
-class Control(Section):
+class Control(Section, frozen=True, kw_only=True):
     interface: str = ""  # name of the network interface to listen on; "": the one that leads to the nodes
     heartbeat: float = 1.0
     worker_timeout: float = 10.0
@@ -81,7 +81,7 @@ class Control(Section):
     poll: float = 15.0
 
 
-class RunConfig(Section):
+class RunConfig(Section, frozen=True, kw_only=True):
     run: Run
     base: Base = Base()
     elastic: Elastic = Elastic()

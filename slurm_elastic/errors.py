@@ -1,18 +1,18 @@
 """Every error we raise on purpose: what broke, with the values, and what the reader can do about it.
 
-    SlurmElasticError                 exit code 1
-    ├── UserMistake                   2   bad flag, file or value; nothing was started
-    │   └── ConfigError               2   every fault of a settings file, each with key and file:line
-    ├── RunDirectoryError             2   missing, foreign, or writable by others
-    ├── SlurmError                    3
-    │   ├── SlurmCommandError         3   Slurm refused, for good or for now (`retryable`)
-    │   └── SlurmUnknown              3   Slurm did not answer: unknown is not "gone"
-    ├── WireError                     1   a peer broke the protocol
-    │   ├── AuthenticationError       1   it does not know the run's token
-    │   └── PeerClosed                1   the connection ended
-    ├── CheckpointError               1   incomplete, corrupt, or not ours
-    ├── TestbedError                  1   the cluster on this machine could not be made to do it
-    └── MissingDependency             1   an optional package or program is needed for this
+SlurmElasticError                 exit code 1
+├── UserMistake                   2   bad flag, file or value; nothing was started
+│   └── ConfigError               2   every fault of a settings file, each with key and file:line
+├── RunDirectoryError             2   missing, foreign, or writable by others
+├── SlurmError                    3
+│   ├── SlurmCommandError         3   Slurm refused, for good or for now (`retryable`)
+│   └── SlurmUnknown              3   Slurm did not answer: unknown is not "gone"
+├── WireError                     1   a peer broke the protocol
+│   ├── AuthenticationError       1   it does not know the run's token
+│   └── PeerClosed                1   the connection ended
+├── CheckpointError               1   incomplete, corrupt, or not ours
+├── TestbedError                  1   the cluster on this machine could not be made to do it
+└── MissingDependency             1   an optional package or program is needed for this
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ class ConfigError(UserMistake):
         self.path = Path(path)
         self.faults = tuple(faults)
         rows = [f"{path}:{line or '?'}: {key} {why}".rstrip() for line, key, why in self.faults]
-        super().__init__(
-            "\n".join(rows), fix=f"edit the file; `slurm-elastic check {path}` tests it without a job"
-        )
+        super().__init__("\n".join(rows), fix=f"edit the file; `slurm-elastic check {path}` tests it without a job")
 
 
 class RunDirectoryError(SlurmElasticError):

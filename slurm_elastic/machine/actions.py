@@ -16,21 +16,21 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     job_id: int
 
 
-class SubmitCompanion(Order, tag="submit_companion"):
+class SubmitCompanion(Order, frozen=True, kw_only=True, tag="submit_companion"):
     """Submit one companion job of `nodes` nodes. Look `token` up first: a repeat must not submit twice."""
 
     token: str
     nodes: int
 
 
-class CancelJob(Order, tag="cancel_job"):
+class CancelJob(Order, frozen=True, kw_only=True, tag="cancel_job"):
     """`scancel` a companion (never the base job)."""
 
     job_id: int
     reason: str
 
 
-class LaunchWorkers(Order, tag="launch_workers"):
+class LaunchWorkers(Order, frozen=True, kw_only=True, tag="launch_workers"):
     """Start the workers of `generation` on these nodes, through the agents of their jobs.
 
     They import what they need and wait at the gate: no rank, no process group, no GPU memory yet.
@@ -40,7 +40,7 @@ class LaunchWorkers(Order, tag="launch_workers"):
     members: tuple[Member, ...]  # only the nodes to be launched, in any order
 
 
-class OpenGate(Order, tag="open_gate"):
+class OpenGate(Order, frozen=True, kw_only=True, tag="open_gate"):
     """Give the waiting workers of `generation` their ranks (by order of `members`) and let them train.
 
     All of them resume from the newest loadable checkpoint, which the supervisor picks.
@@ -50,7 +50,7 @@ class OpenGate(Order, tag="open_gate"):
     members: tuple[Member, ...]
 
 
-class DrainWorkers(Order, tag="drain_workers"):
+class DrainWorkers(Order, frozen=True, kw_only=True, tag="drain_workers"):
     """Ask the workers of `generation` to agree on a boundary, stop there, save if told to, and exit."""
 
     generation: int
@@ -59,7 +59,7 @@ class DrainWorkers(Order, tag="drain_workers"):
     deadline: float | None = None
 
 
-class KillWorkers(Order, tag="kill_workers"):
+class KillWorkers(Order, frozen=True, kw_only=True, tag="kill_workers"):
     """End what is left of `generation` on these nodes, descendants too. Empty `nodes`: everywhere."""
 
     generation: int
@@ -67,21 +67,21 @@ class KillWorkers(Order, tag="kill_workers"):
     reason: str = ""
 
 
-class ProbeNode(Order, tag="probe_node"):
+class ProbeNode(Order, frozen=True, kw_only=True, tag="probe_node"):
     """Run a trivial step on a suspect node; answer with NodeProbed."""
 
     job_id: int
     node: str
 
 
-class ReleaseAllocation(Order, tag="release_allocation"):
+class ReleaseAllocation(Order, frozen=True, kw_only=True, tag="release_allocation"):
     """Tell this job's agent to end (its workers have ended, or are killed first), so that the job ends."""
 
     job_id: int
     reason: str
 
 
-class RecordTransition(Order, tag="record_transition"):
+class RecordTransition(Order, frozen=True, kw_only=True, tag="record_transition"):
     """A transition is complete (or, with kind "wait", training pauses for want of nodes). For people."""
 
     kind: str  # shrink | grow | replace | restart | start | wait
@@ -95,19 +95,19 @@ class RecordTransition(Order, tag="record_transition"):
     planned: bool = True
 
 
-class Finish(Order, tag="finish"):
+class Finish(Order, frozen=True, kw_only=True, tag="finish"):
     """The run is over and succeeded: write DONE, release everything, end with exit code 0."""
 
     reason: str
 
 
-class Stop(Order, tag="stop"):
+class Stop(Order, frozen=True, kw_only=True, tag="stop"):
     """The run ends for now, saved, and can be resumed: release everything, end with exit code 0."""
 
     reason: str
 
 
-class GiveUp(Order, tag="give_up"):
+class GiveUp(Order, frozen=True, kw_only=True, tag="give_up"):
     """The run cannot go on: release everything, end with exit code 1, say why."""
 
     reason: str

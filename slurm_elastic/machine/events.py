@@ -12,7 +12,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_de
     """Base of all events."""
 
 
-class SupervisorStarted(Fact, tag="supervisor_started"):
+class SupervisorStarted(Fact, frozen=True, kw_only=True, tag="supervisor_started"):
     """A supervisor took the run over: first start, restart after a crash, or requeue of the base job.
 
     All that was known of connections is unknown again; whoever is alive reports within `rejoin_s`.
@@ -32,7 +32,7 @@ class StepHeld(msgspec.Struct, frozen=True, kw_only=True):
     node: str
 
 
-class AgentJoined(Fact, tag="agent_joined"):
+class AgentJoined(Fact, frozen=True, kw_only=True, tag="agent_joined"):
     """An agent connected and authenticated; again after every reconnect. `nodes` is what Slurm gave its job."""
 
     job_id: int
@@ -44,14 +44,14 @@ class AgentJoined(Fact, tag="agent_joined"):
     qos: str = ""
 
 
-class AgentLost(Fact, tag="agent_lost"):
+class AgentLost(Fact, frozen=True, kw_only=True, tag="agent_lost"):
     """No sign of life from an agent for `agent_timeout`."""
 
     job_id: int
     reason: str
 
 
-class NoticeReceived(Fact, tag="notice_received"):
+class NoticeReceived(Fact, frozen=True, kw_only=True, tag="notice_received"):
     """This allocation will go away at `deadline` (None: soon, unknown). May repeat, from several sources."""
 
     job_id: int
@@ -71,26 +71,26 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     token: str = ""  # submit token (in the job's comment), "" if not ours
 
 
-class JobsSeen(Fact, tag="jobs_seen"):
+class JobsSeen(Fact, frozen=True, kw_only=True, tag="jobs_seen"):
     """One answer of Slurm about all jobs of this run. A job of ours that is missing here is GONE."""
 
     jobs: tuple[JobRecord, ...]
 
 
-class SlurmSilent(Fact, tag="slurm_silent"):
+class SlurmSilent(Fact, frozen=True, kw_only=True, tag="slurm_silent"):
     """Slurm did not answer. Nothing is known; nothing may be decided from it."""
 
     reason: str
 
 
-class CompanionSubmitted(Fact, tag="companion_submitted"):
+class CompanionSubmitted(Fact, frozen=True, kw_only=True, tag="companion_submitted"):
     """`SubmitCompanion(token)` succeeded (or an earlier submission with this token was found)."""
 
     token: str
     job_id: int
 
 
-class CompanionRefused(Fact, tag="companion_refused"):
+class CompanionRefused(Fact, frozen=True, kw_only=True, tag="companion_refused"):
     """`SubmitCompanion(token)` failed. `permanent`: the same request can never succeed."""
 
     token: str
@@ -98,14 +98,14 @@ class CompanionRefused(Fact, tag="companion_refused"):
     permanent: bool = False
 
 
-class NodeReady(Fact, tag="node_ready"):
+class NodeReady(Fact, frozen=True, kw_only=True, tag="node_ready"):
     """All workers of `generation` on `node` are up, have their imports done and wait at the gate."""
 
     generation: int
     node: str
 
 
-class NodeEnded(Fact, tag="node_ended"):
+class NodeEnded(Fact, frozen=True, kw_only=True, tag="node_ended"):
     """The workers of `generation` on `node` are gone (their srun step ended, whatever ended it)."""
 
     generation: int
@@ -116,7 +116,7 @@ class NodeEnded(Fact, tag="node_ended"):
     detail: str = ""  # first failing worker, last log lines
 
 
-class WorkerLost(Fact, tag="worker_lost"):
+class WorkerLost(Fact, frozen=True, kw_only=True, tag="worker_lost"):
     """A worker of `generation` on `node` gave no sign of life for `worker_timeout` (frozen, or its node is)."""
 
     generation: int
@@ -124,7 +124,7 @@ class WorkerLost(Fact, tag="worker_lost"):
     reason: str
 
 
-class NodeProbed(Fact, tag="node_probed"):
+class NodeProbed(Fact, frozen=True, kw_only=True, tag="node_probed"):
     """A suspect node was asked to run a trivial step."""
 
     node: str
@@ -132,7 +132,7 @@ class NodeProbed(Fact, tag="node_probed"):
     detail: str = ""
 
 
-class GenerationStepping(Fact, tag="generation_stepping"):
+class GenerationStepping(Fact, frozen=True, kw_only=True, tag="generation_stepping"):
     """The first optimizer step of `generation` was completed: the transition is over.
 
     `stall_s`: from the last step of the generation before. `steps_lost`: steps that are done again.
@@ -144,7 +144,7 @@ class GenerationStepping(Fact, tag="generation_stepping"):
     steps_lost: int = 0
 
 
-class CheckpointCommitted(Fact, tag="checkpoint_committed"):
+class CheckpointCommitted(Fact, frozen=True, kw_only=True, tag="checkpoint_committed"):
     """A checkpoint of `step` is published and durable."""
 
     generation: int
@@ -152,19 +152,19 @@ class CheckpointCommitted(Fact, tag="checkpoint_committed"):
     save_s: float = 0.0
 
 
-class ScaleRequested(Fact, tag="scale_requested"):
+class ScaleRequested(Fact, frozen=True, kw_only=True, tag="scale_requested"):
     """The user asks for `nodes` nodes (None: back to as many as the policy allows)."""
 
     nodes: int | None
 
 
-class StopRequested(Fact, tag="stop_requested"):
+class StopRequested(Fact, frozen=True, kw_only=True, tag="stop_requested"):
     """The user asks the run to save and end. `finished` stays false: it can be resumed by `submit`."""
 
     reason: str = "asked by the user"
 
 
-class TimePassed(Fact, tag="time_passed"):
+class TimePassed(Fact, frozen=True, kw_only=True, tag="time_passed"):
     """Nothing happened; time did. Sent about once a second."""
 
 

@@ -19,7 +19,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
 # ---- agent -> supervisor
 
 
-class AgentHello(Message, tag="agent_hello"):
+class AgentHello(Message, frozen=True, kw_only=True, tag="agent_hello"):
     job_id: int
     role: str  # "base" | "companion"
     nodes: tuple[str, ...]
@@ -31,14 +31,14 @@ class AgentHello(Message, tag="agent_hello"):
     notice_deadline: float | None = None
 
 
-class AgentNotice(Message, tag="agent_notice"):
+class AgentNotice(Message, frozen=True, kw_only=True, tag="agent_notice"):
     """A signal arrived, or Slurm's record shows a preemption: this allocation will go away."""
 
     source: str
     deadline: float | None = None
 
 
-class StepEnded(Message, tag="step_ended"):
+class StepEnded(Message, frozen=True, kw_only=True, tag="step_ended"):
     """The srun step of `generation` on `node` is over. `detail`: last lines of its logs when it failed."""
 
     generation: int
@@ -48,7 +48,7 @@ class StepEnded(Message, tag="step_ended"):
     detail: str = ""
 
 
-class ProbeAnswer(Message, tag="probe_answer"):
+class ProbeAnswer(Message, frozen=True, kw_only=True, tag="probe_answer"):
     node: str
     ok: bool
     detail: str = ""
@@ -57,7 +57,7 @@ class ProbeAnswer(Message, tag="probe_answer"):
 # ---- worker -> supervisor
 
 
-class WorkerHello(Message, tag="worker_hello"):
+class WorkerHello(Message, frozen=True, kw_only=True, tag="worker_hello"):
     """`stage`: "gate" (imports done, waiting for ranks) or "training" (the library inside the script)."""
 
     generation: int
@@ -84,7 +84,7 @@ class StepDone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time: float = 0.0
 
 
-class Steps(Message, tag="steps"):
+class Steps(Message, frozen=True, kw_only=True, tag="steps"):
     """Committed steps since the last such message, from global rank 0 only, in order."""
 
     generation: int
@@ -93,7 +93,7 @@ class Steps(Message, tag="steps"):
     total_steps: int = 0  # 0: the script did not say
 
 
-class Saved(Message, tag="saved"):
+class Saved(Message, frozen=True, kw_only=True, tag="saved"):
     """Global rank 0: a checkpoint lies complete, fsynced and with its manifest in `directory` (not yet public).
 
     All Steps up to `step` were sent before. The supervisor publishes it and answers Published.
@@ -106,13 +106,13 @@ class Saved(Message, tag="saved"):
     size_bytes: int = 0
 
 
-class SaveFailed(Message, tag="save_failed"):
+class SaveFailed(Message, frozen=True, kw_only=True, tag="save_failed"):
     generation: int
     step: int
     reason: str
 
 
-class Leaving(Message, tag="leaving"):
+class Leaving(Message, frozen=True, kw_only=True, tag="leaving"):
     """This worker is about to exit with code 0. `why`: "drained", "finished" or "stopped"; `step`: the last one."""
 
     generation: int
@@ -120,7 +120,7 @@ class Leaving(Message, tag="leaving"):
     step: int
 
 
-class Warned(Message, tag="warned"):
+class Warned(Message, frozen=True, kw_only=True, tag="warned"):
     """Something the user should see in `status` (a replaced signal handler, a skipped save, ...)."""
 
     text: str
@@ -129,7 +129,7 @@ class Warned(Message, tag="warned"):
 # ---- supervisor -> agent
 
 
-class Launch(Message, tag="launch"):
+class Launch(Message, frozen=True, kw_only=True, tag="launch"):
     """Start the workers of `generation` on these nodes of your allocation. A repeat for a running step is ignored."""
 
     epoch: int
@@ -137,7 +137,7 @@ class Launch(Message, tag="launch"):
     nodes: tuple[str, ...]
 
 
-class Kill(Message, tag="kill"):
+class Kill(Message, frozen=True, kw_only=True, tag="kill"):
     """End the workers of `generation` (and of all older ones) on these nodes; empty: on all of yours."""
 
     epoch: int
@@ -146,12 +146,12 @@ class Kill(Message, tag="kill"):
     reason: str = ""
 
 
-class Probe(Message, tag="probe"):
+class Probe(Message, frozen=True, kw_only=True, tag="probe"):
     epoch: int
     node: str
 
 
-class Release(Message, tag="release"):
+class Release(Message, frozen=True, kw_only=True, tag="release"):
     """End: kill what still runs, exit 0. `final`: the run itself is over (base: do not start the supervisor again)."""
 
     epoch: int
@@ -163,7 +163,7 @@ class Release(Message, tag="release"):
 # ---- supervisor -> worker
 
 
-class Gate(Message, tag="gate"):
+class Gate(Message, frozen=True, kw_only=True, tag="gate"):
     """Ranks for a worker that waits at the gate. Everything torchrun would have set."""
 
     epoch: int
@@ -181,7 +181,7 @@ class Gate(Message, tag="gate"):
     resume_step: int = 0
 
 
-class Drain(Message, tag="drain"):
+class Drain(Message, frozen=True, kw_only=True, tag="drain"):
     """Agree on a boundary, stop there, save if `save`, send Leaving and exit 0."""
 
     epoch: int
@@ -192,7 +192,7 @@ class Drain(Message, tag="drain"):
     why: str = "drained"  # what to say in Leaving: "drained" or "stopped"
 
 
-class Published(Message, tag="published"):
+class Published(Message, frozen=True, kw_only=True, tag="published"):
     """The checkpoint of `step` is public (ok), or was refused (fenced, corrupt)."""
 
     step: int
@@ -200,7 +200,7 @@ class Published(Message, tag="published"):
     reason: str = ""
 
 
-class Fenced(Message, tag="fenced"):
+class Fenced(Message, frozen=True, kw_only=True, tag="fenced"):
     """Your generation is over and goes on elsewhere: write nothing, exit now."""
 
     generation: int
@@ -210,17 +210,17 @@ class Fenced(Message, tag="fenced"):
 # ---- both ways
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     epoch: int
     generation: int  # the current one (0: none yet)
     heartbeat_s: float
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, frozen=True, kw_only=True, tag="refused"):
     reason: str
 
 
-class Beat(Message, tag="beat"):
+class Beat(Message, frozen=True, kw_only=True, tag="beat"):
     """Sign of life; `step` from training workers."""
 
     step: int = 0
