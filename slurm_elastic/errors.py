@@ -4,6 +4,7 @@ SlurmElasticError                 exit code 1
 ├── UserMistake                   2   bad flag, file or value; nothing was started
 │   └── ConfigError               2   every fault of a settings file, each with key and file:line
 ├── RunDirectoryError             2   missing, foreign, or writable by others
+├── Superseded                    4   a newer supervisor has taken this run over: stop, write nothing
 ├── SlurmError                    3
 │   ├── SlurmCommandError         3   Slurm refused, for good or for now (`retryable`)
 │   └── SlurmUnknown              3   Slurm did not answer: unknown is not "gone"
@@ -11,6 +12,7 @@ SlurmElasticError                 exit code 1
 │   ├── AuthenticationError       1   it does not know the run's token
 │   └── PeerClosed                1   the connection ended
 ├── CheckpointError               1   incomplete, corrupt, or not ours
+│   └── CheckpointVersionError    1   written by another release: neither loaded nor called corrupt
 ├── TestbedError                  1   the cluster on this machine could not be made to do it
 └── MissingDependency             1   an optional package or program is needed for this
 """
@@ -57,6 +59,12 @@ class RunDirectoryError(SlurmElasticError):
     exit_code = 2
 
 
+class Superseded(SlurmElasticError):
+    """A newer supervisor has taken this run over: this one stops at once and writes nothing more."""
+
+    exit_code = 4
+
+
 class SlurmError(SlurmElasticError):
     """Something about Slurm itself."""
 
@@ -96,6 +104,10 @@ class PeerClosed(WireError):
 
 class CheckpointError(SlurmElasticError):
     """A checkpoint is incomplete, corrupt, or does not fit what is being loaded."""
+
+
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint of another release. It may be fine, so it is never marked bad and never skipped."""
 
 
 class TestbedError(SlurmElasticError):
