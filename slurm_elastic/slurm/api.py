@@ -91,6 +91,10 @@ class SlurmClient(Protocol):
         """Cancel; a job that is already gone is success."""
         ...
 
+    def requeue(self, job_id: int) -> None:
+        """`scontrol requeue`: the job ends where it runs and starts again later. One that is pending already is success."""
+        ...
+
     def config(self) -> Mapping[str, str]:
         """`scontrol show config`, keys as printed."""
         ...
