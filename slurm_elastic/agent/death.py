@@ -1,0 +1,23 @@
+"""Ask the kernel to end this process when its parent ends, so that nothing of ours is left behind on a node."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent(sent: signal.Signals = signal.SIGKILL) -> None:
+    """From now on the death of the parent sends us `sent`. A parent that died already ends us at once.
+
+    Raises OSError where the kernel refuses. The setting survives exec, not fork.
+    """
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(sent), 0, 0, 0):
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
+    if os.getppid() != parent:  # it died in between
+        os.kill(os.getpid(), sent)
