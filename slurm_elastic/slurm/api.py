@@ -71,9 +71,9 @@ class SlurmClient(Protocol):
         ...
 
     def jobs(self, job_ids: Sequence[int] = (), *, token_prefix: str = "", user: str = "") -> tuple[Job, ...]:
-        """Jobs by id, or all of the user whose comment starts with `token_prefix`, in ONE query.
+        """Jobs by id, and those whose comment starts with `token_prefix`, in ONE query; without either, all.
 
-        Ids that Slurm no longer knows are simply missing from the answer.
+        Of the calling user, or of `user`. Ids that Slurm no longer knows are simply missing from the answer.
         """
         ...
 
@@ -92,7 +92,7 @@ class SlurmClient(Protocol):
         ...
 
     def requeue(self, job_id: int) -> None:
-        """`scontrol requeue`: the job ends where it runs and starts again later. One that is pending already is success."""
+        """The job ends where it runs and starts again later. One that is pending already is success."""
         ...
 
     def config(self) -> Mapping[str, str]:
