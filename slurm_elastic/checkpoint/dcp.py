@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from slurm_elastic.checkpoint.exchange import all_gather_json, group_rank
 from slurm_elastic.checkpoint.layout import draft_name
 from slurm_elastic.checkpoint.manifest import About, FileFacts, Manifest, file_facts, write_manifest
-from slurm_elastic.checkpoint.plain import PlainLoadPlanner, PlainReader, PlainSavePlanner
+from slurm_elastic.checkpoint.plain import ExplainingWriter, PlainLoadPlanner, PlainReader, PlainSavePlanner, root_cause
 from slurm_elastic.errors import CheckpointError
 from slurm_elastic.rundir import sync_directory
 
@@ -119,11 +120,12 @@ def load(
     """
     reader = PlainReader(path)
     try:
-        dcp.load(
+        dcp_load(
             state_dict,
             storage_reader=reader,
             planner=PlainLoadPlanner(path, allow_unused=allow_unused),
             process_group=group,
+            no_dist=not dist.is_initialized(),
         )
     except (CheckpointException, OSError, RuntimeError, ValueError) as broken:
         raise CheckpointError(f"cannot load the checkpoint {path}: {_first_failure(broken)}") from broken
@@ -178,11 +180,12 @@ def _write(state_dict: StateDict, draft: Path, about: About, group: dist.Process
         if draft.exists():  # left by a save that failed: DCP must never write over an old one
             shutil.rmtree(draft)
         draft.mkdir(parents=True)
-    dcp.save(
+    dcp_save(
         state_dict,
-        storage_writer=dcp.FileSystemWriter(draft, sync_files=True),
+        storage_writer=ExplainingWriter(draft, sync_files=True),
         planner=PlainSavePlanner(),
         process_group=group,
+        no_dist=not dist.is_initialized(),
     )
     files = _gathered_facts(draft, rank, group)
     manifest = Manifest(about=about, files=files)
@@ -231,10 +234,7 @@ def _first_failure(broken: BaseException) -> str:
     if isinstance(broken, CheckpointException) and broken.failures:
         rank, (cause, _) = min(broken.failures.items())
         return f"rank {rank}: {_first_failure(cause)}"
-    root = broken
-    while (deeper := root.__cause__ or root.__context__) is not None:
-        root = deeper
-    return str(root) if isinstance(root, CheckpointError) else f"{type(root).__name__}: {root}"
+    return root_cause(broken)
 
 
 def _space(draft: Path) -> str:

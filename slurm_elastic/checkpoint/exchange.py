@@ -15,7 +15,7 @@ def group_rank(group: dist.ProcessGroup | None) -> int:
 
 
 def all_gather_json(value: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
-    """Every rank's value, by rank in `group`. A collective on CPU tensors; returns [value] without torch.distributed."""
+    """Every rank's value, by rank in `group`. A collective on CPU tensors; [value] without torch.distributed."""
     if not dist.is_initialized():
         return [value]
     world = dist.get_world_size(group)

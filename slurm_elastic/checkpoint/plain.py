@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader
-from torch.distributed.checkpoint.default_planner import LoadPlan
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 
 from slurm_elastic.checkpoint.manifest import Manifest, read_manifest
 from slurm_elastic.errors import CheckpointError
@@ -40,6 +41,26 @@ class _MetadataUnpickler(pickle.Unpickler):
         if module == "torch" and isinstance(value := getattr(torch, name, None), torch.dtype):
             return value
         raise CheckpointError(f"its metadata names {module}.{name}, which no checkpoint of ours holds")
+
+
+def root_cause(broken: BaseException) -> str:
+    """The deepest cause in one line, or the first of our own errors on the way to it."""
+    root = broken
+    while not isinstance(root, CheckpointError) and (deeper := root.__cause__ or root.__context__) is not None:
+        root = deeper
+    return str(root) if isinstance(root, CheckpointError) else f"{type(root).__name__}: {root}"
+
+
+class ExplainingWriter(FileSystemWriter):
+    """Writes and fsyncs a rank's files. A full disk is named as such on every rank, not only where it is full:
+    DCP sends exceptions around without their causes, and torch.save hides the OSError behind a RuntimeError.
+    """
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except (OSError, RuntimeError) as broken:
+            raise CheckpointError(root_cause(broken)) from broken
 
 
 class PlainReader(FileSystemReader):
@@ -97,11 +118,9 @@ class PlainLoadPlanner(DefaultLoadPlanner):
         missing = sorted(set(self.state_dict) - set(saved))
         if missing:
             raise CheckpointError(f"the checkpoint has no {_listed(missing)}")
-        other = [name for name, value in self.state_dict.items() if (why := _misfit(value, saved[name])) and why]
-        if other:
-            raise CheckpointError(
-                "; ".join(f"{name} {_misfit(self.state_dict[name], saved[name])}" for name in other[:NAMES_SHOWN])
-            )
+        misfits = [f"{name} {why}" for name, value in self.state_dict.items() if (why := _misfit(value, saved[name]))]
+        if misfits:
+            raise CheckpointError(_listed(misfits))
         return super().create_local_plan()
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:

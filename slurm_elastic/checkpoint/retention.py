@@ -47,12 +47,15 @@ def _expendable(directory: Path, keep: int, generation: int) -> list[Path]:
     bad = [path for path in entries if layout.is_bad(path.name)]
     bad.sort(key=lambda path: path.stat().st_mtime)
     drafts = [path for path in entries if (layout.generation_of_draft(path.name) or generation) < generation]
-    trash = [path for path in entries if layout.is_trash(path.name)]
+    trash = [path for path in entries if layout.is_trash(path.name) or path.name.startswith(f".{layout.LATEST}.")]
     return trash + drafts + bad[:-BAD_KEPT] + old
 
 
 def _delete(path: Path) -> None:
     """Rename first: a kill in the middle must not leave something that looks like a checkpoint."""
+    if path.is_file():
+        path.unlink()  # left where `latest` was being replaced
+        return
     trash = path
     if not layout.is_trash(path.name):
         trash = path.with_name(layout.trash_name(path.name))
