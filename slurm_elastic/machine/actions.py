@@ -60,11 +60,15 @@ class DrainWorkers(Order, frozen=True, kw_only=True, tag="drain_workers"):
 
 
 class KillWorkers(Order, frozen=True, kw_only=True, tag="kill_workers"):
-    """End what is left of `generation` on these nodes, descendants too. Empty `nodes`: everywhere."""
+    """End what is left of `generation` on these nodes, descendants too. Empty `nodes`: everywhere.
+
+    `alone`: only this generation; older ones on the same nodes go on (a standby is given up while the old one trains).
+    """
 
     generation: int
     nodes: tuple[str, ...] = ()
     reason: str = ""
+    alone: bool = False
 
 
 class ProbeNode(Order, frozen=True, kw_only=True, tag="probe_node"):

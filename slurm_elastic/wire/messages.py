@@ -138,12 +138,13 @@ class Launch(Message, frozen=True, kw_only=True, tag="launch"):
 
 
 class Kill(Message, frozen=True, kw_only=True, tag="kill"):
-    """End the workers of `generation` (and of all older ones) on these nodes; empty: on all of yours."""
+    """End the workers of `generation` (and of all older ones, unless `alone`) on these nodes; empty: on all of yours."""
 
     epoch: int
     generation: int
     nodes: tuple[str, ...] = ()
     reason: str = ""
+    alone: bool = False
 
 
 class Probe(Message, frozen=True, kw_only=True, tag="probe"):

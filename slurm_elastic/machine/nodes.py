@@ -1,0 +1,110 @@
+"""Which nodes could train now, and which of them should. Questions to the state; nothing is changed here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slurm_elastic.machine.actions import Member
+from slurm_elastic.machine.state import Allocation, Generation, State
+
+
+def trains(state: State, allocation: Allocation) -> bool:
+    return allocation.role != "base" or state.policy.base_trains
+
+
+def in_order(state: State) -> Iterator[Allocation]:
+    """Base first, then companions in order of joining: the newest are the first to be given up."""
+    yield from (a for a in state.allocations if a.role == "base")
+    companions = [a for a in state.allocations if a.role != "base" and a.joined_at is not None]
+    yield from sorted(companions, key=lambda a: (a.joined_at or 0.0, a.job_id))
+
+
+def ours(state: State) -> frozenset[int]:
+    """Numbers of the generations that may have workers."""
+    return frozenset(g.number for g in (state.live, state.next) if g is not None)
+
+
+def is_sound(allocation: Allocation) -> bool:
+    """Its agent is there, and it will stay."""
+    return (
+        allocation.contact == "joined"
+        and not allocation.leaving
+        and not allocation.suspended
+        and allocation.released_at is None
+    )
+
+
+def candidates(state: State) -> tuple[Member, ...]:
+    """Nodes that are there, also those that must first get rid of old workers or prove themselves."""
+    found: dict[str, Member] = {}
+    for allocation in in_order(state):
+        if is_sound(allocation) and trains(state, allocation):
+            for node in allocation.nodes:
+                found.setdefault(node, Member(node=node, job_id=allocation.job_id))
+    return tuple(found.values())
+
+
+def usable(state: State) -> tuple[Member, ...]:
+    """Nodes that new workers can be launched on now, in the order in which they are taken."""
+    blocked = {suspect.node for suspect in state.suspects} | leftovers(state)
+    return tuple(member for member in candidates(state) if member.node not in blocked)
+
+
+def leftovers(state: State) -> set[str]:
+    """Nodes where workers of a generation that is over may still run."""
+    current = ours(state)
+    return {step.node for a in state.allocations for step in a.steps if step.generation not in current}
+
+
+def can_wait_for(state: State, member: Member, generation: Generation, now: float) -> bool:
+    """Whether a member of a generation behind the gate is still good."""
+    allocation = state.allocation(member.job_id)
+    if allocation is None or member.node not in allocation.nodes or generation.end_of(member.node) is not None:
+        return False
+    if any(suspect.node == member.node for suspect in state.suspects):
+        return False
+    return is_sound(allocation) or (not allocation.leaving and may_rejoin(allocation, now))
+
+
+def may_rejoin(allocation: Allocation, now: float) -> bool:
+    """Its silence means nothing yet: the supervisor was restarted a moment ago."""
+    return (
+        allocation.contact == "silent"
+        and allocation.rejoin_by is not None
+        and now < allocation.rejoin_by
+        and not allocation.suspended
+        and allocation.released_at is None
+    )
+
+
+def still_running(state: State, generation: Generation, now: float) -> bool:
+    """Whether workers of `generation` may still run where we could hear of their end."""
+    return any(
+        step.generation == generation.number
+        for a in state.allocations
+        if (a.contact == "joined" and not a.suspended) or may_rejoin(a, now)
+        for step in a.steps
+    )
+
+
+def leaving_members(state: State) -> tuple[Member, ...]:
+    """Members of the live generation whose allocation was noticed and whose workers have not ended."""
+    live = state.live
+    if live is None:
+        return ()
+    return tuple(m for m in live.members if (a := state.allocation(m.job_id)) is not None and a.leaving)
+
+
+def earliest_deadline(state: State) -> float | None:
+    deadlines = [
+        a.deadline for m in leaving_members(state) if (a := state.allocation(m.job_id)) and a.deadline is not None
+    ]
+    return min(deadlines, default=None)
+
+
+def parked(state: State, allocation: Allocation) -> tuple[str, ...]:
+    """Its nodes that are there and do nothing."""
+    if allocation.contact != "joined" or not trains(state, allocation):
+        return ()
+    busy = {node for g in (state.live, state.next) if g is not None for node in g.nodes}
+    return tuple(node for node in allocation.nodes if node not in busy)
