@@ -1,0 +1,129 @@
+"""`slurm-elastic submit`: make the run directory and submit the base job."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from slurm_elastic.config_model import RunConfig
+    from slurm_elastic.rundir import RunDirectory
+    from slurm_elastic.slurm.api import SlurmClient
+    from slurm_elastic.slurm.run_jobs import BatchJob
+
+_BASE = "base-"  # submit tokens of base jobs
+
+
+@click.command()
+@click.argument("run_yaml", type=click.Path(path_type=Path, dir_okay=True), default="run.yaml", required=False)
+@click.option("--dry-run", is_flag=True, help="Show the batch script and the sbatch command; touch nothing.")
+@click.option("--prepare", is_flag=True, help="Make the run directory and the batch script, but submit nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def submit(run_yaml: Path, dry_run: bool, prepare: bool, as_json: bool) -> None:
+    """Start the run that RUN_YAML (a file, or a run directory) describes.
+
+    A run that was stopped, or whose base job is gone, goes on from its newest checkpoint. A run that is finished, or
+    that is running, is refused.
+    """
+    from slurm_elastic import config
+    from slurm_elastic.rundir import RunDirectory
+    from slurm_elastic.slurm.command_client import CommandSlurm
+
+    source = run_yaml / "run.yaml" if run_yaml.is_dir() else run_yaml
+    settings = config.load(source)
+    run = RunDirectory(Path(settings.run.dir))
+    if dry_run:
+        _show_script(_dry(settings, run), as_json)
+        return
+    slurm = CommandSlurm()
+    _refuse_if_finished(run)
+    if run.token.exists():
+        _refuse_if_running(run, slurm)
+    _fill_directory(settings, run, source)
+    request = _base_job(settings, run).write()
+    if prepare:
+        facts: dict[str, str | int] = {"run_dir": str(run.path), "script": str(request.script)}
+        _say(facts, as_json, f"sbatch {shlex.quote(str(request.script))}")
+        return
+    job_id = slurm.submit(request)
+    facts = {"job_id": job_id, "name": settings.run.name, "run_dir": str(run.path), "script": str(request.script)}
+    _say(facts, as_json, _how_to_watch(run, job_id))
+
+
+def _refuse_if_finished(run: RunDirectory) -> None:
+    from slurm_elastic.errors import UserMistake
+
+    if run.done.exists():
+        raise UserMistake(
+            f"the run in {run.path} is finished",
+            fix="choose another run.dir for a new run (or remove DONE there to train on, with more steps)",
+        )
+
+
+def _fill_directory(settings: RunConfig, run: RunDirectory, source: Path) -> None:
+    """The run directory, with its own resolved run.yaml: relative paths would mean something else there."""
+    from slurm_elastic import config
+    from slurm_elastic.errors import UserMistake
+    from slurm_elastic.rundir import replace_text
+
+    try:
+        run.create()
+        if source.resolve() != run.config.resolve():
+            header = f"# Settings of this run, from {str(source.resolve())!a}, with all defaults.\n"
+            replace_text(run.config, header + config.dump(settings))
+    except OSError as broken:
+        raise UserMistake(
+            f"cannot make the run directory {run.path}: {broken.strerror}", fix="check run.dir and your rights there"
+        ) from broken
+
+
+def _refuse_if_running(run: RunDirectory, slurm: SlurmClient) -> None:
+    """Raises UserMistake when a base job of this run may still run; SlurmUnknown when Slurm does not say."""
+    from slurm_elastic.errors import UserMistake
+    from slurm_elastic.slurm.run_jobs import comment_of
+    from slurm_elastic.slurm.states import Meaning, meaning
+
+    for job in slurm.jobs(token_prefix=comment_of(run, _BASE)):
+        if meaning(job.state, requeue=job.requeue) is not Meaning.OVER:
+            raise UserMistake(
+                f"the run in {run.path} is running already: base job {job.job_id} is {job.state}",
+                fix=f"see `slurm-elastic status {run.path}`; end it with `slurm-elastic stop {run.path}` first",
+            )
+
+
+def _base_job(settings: RunConfig, run: RunDirectory, run_id: str = "") -> BatchJob:
+    from slurm_elastic.slurm.run_jobs import base_job, comment_of
+
+    token = _BASE + secrets.token_hex(4)
+    comment = f"slurm-elastic:{run_id}:{token}" if run_id else comment_of(run, token)
+    return base_job(settings, run, comment, token, python=sys.executable)
+
+
+def _dry(settings: RunConfig, run: RunDirectory) -> BatchJob:
+    """Without a run directory there is no run id yet."""
+    return _base_job(settings, run, run_id="" if run.token.exists() else "new")
+
+
+def _show_script(job: BatchJob, as_json: bool) -> None:
+    from slurm_elastic.slurm.command_client import sbatch_argv
+
+    argv = sbatch_argv(job.request, "--parsable")
+    if as_json:
+        click.echo(json.dumps({"sbatch": argv, "script": job.text}))
+        return
+    click.echo(f"# {job.request.script}\n{job.text}\n# would be submitted with:\n{shlex.join(argv)}")
+
+
+def _say(facts: dict[str, str | int], as_json: bool, words: str) -> None:
+    click.echo(json.dumps(facts) if as_json else words)
+
+
+def _how_to_watch(run: RunDirectory, job_id: int) -> str:
+    where = shlex.quote(str(run.path))
+    return f"submitted base job {job_id}\n  watch: slurm-elastic status {where} --watch\n  logs:  {where}/logs"
