@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from slurm_elastic.errors import TestbedError
 from slurm_elastic.testbed import commands
 from slurm_elastic.testbed.options import Options
-from slurm_elastic.testbed.place import Place
+from slurm_elastic.testbed.place import Place, port_is_free
 from slurm_elastic.testbed.processes import Process, Running, recorded, running, start, wait_until
 
 START_S = 90
@@ -72,8 +72,15 @@ class Daemons:
             pidfile=self.place.pidfile("slurmctld"),
             environ=self.environ,
         )
-        ask = ["scontrol", "ping"]
-        wait_started(self.place, "slurmctld", daemon, lambda: commands.run(ask, environ=self.environ).returncode == 0)
+
+        def answers() -> bool:
+            # (a ping that comes too early waits for a second)
+            return (
+                not port_is_free(self.place.port)
+                and commands.run(["scontrol", "ping"], environ=self.environ).returncode == 0
+            )
+
+        wait_started(self.place, "slurmctld", daemon, answers)
 
     def stop_controller(self, *, kill: bool = False) -> None:
         """End slurmctld: TERM, so that it saves its state, or KILL."""
