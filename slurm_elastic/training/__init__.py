@@ -1,0 +1,19 @@
+"""The library that a training script imports:
+
+import slurm_elastic.training as elastic
+
+run = elastic.init(seed=0)
+...
+data = run.data(dataset, epochs=3)
+run.restore(model=model, optimizer=optimizer)
+for batch in run.steps(data):
+    for micro in batch.micro_batches():
+        micro.backward(loss_of(model, micro.data))
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+from slurm_elastic.training.batches import Batch, MicroBatch
+from slurm_elastic.training.session import Session, elastic_event_detected, init
+
+__all__ = ["Batch", "MicroBatch", "Session", "elastic_event_detected", "init"]

@@ -1,0 +1,98 @@
+"""Agreement among ranks, one protocol for every kind of world: a sum that runs beside the next step, and an exchange.
+
+A flag that any rank raised is heard by all of them at the same boundary: the sum of the flags is not zero (what a MAX
+would say, but the same collective can also carry a loss). Everything here is tiny, on the CPU, and on a channel of
+its own, so that it can neither delay nor be confused with the collectives of the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+
+class Agreement(Protocol):
+    """All ranks call the same methods in the same order. `launch` and `take` alternate."""
+
+    def launch(self, values: Sequence[float]) -> None:
+        """Begin to sum `values` over all ranks; returns at once."""
+        ...
+
+    def take(self) -> list[float]:
+        """The sums of the last launch; waits for the slowest rank's launch."""
+        ...
+
+    def exchange(self, values: Sequence[float]) -> list[list[float]]:
+        """Every rank's values, by global rank. Blocks; not to be called between `launch` and `take`."""
+        ...
+
+
+class OneRank:
+    """A world of one agrees with itself."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+
+    def launch(self, values: Sequence[float]) -> None:
+        self._values = list(values)
+
+    def take(self) -> list[float]:
+        return self._values
+
+    def exchange(self, values: Sequence[float]) -> list[list[float]]:
+        return [list(values)]
+
+
+class TorchAgreement:
+    """By torch.distributed on a gloo group of its own. Making it is collective."""
+
+    def __init__(self) -> None:
+        self._group: dist.ProcessGroup = dist.new_group(backend="gloo")
+        self._size = dist.get_world_size()
+        self._sums = torch.empty(0, dtype=torch.float64)
+        self._work: Any = None
+
+    def launch(self, values: Sequence[float]) -> None:
+        self._sums = torch.tensor(values, dtype=torch.float64)
+        self._work = dist.all_reduce(self._sums, group=self._group, async_op=True)
+
+    def take(self) -> list[float]:
+        self._work.wait()
+        sums: list[float] = self._sums.tolist()
+        return sums
+
+    def exchange(self, values: Sequence[float]) -> list[list[float]]:
+        mine = torch.tensor(values, dtype=torch.float64)
+        everyone = [torch.empty_like(mine) for _ in range(self._size)]
+        dist.all_gather(everyone, mine, group=self._group)
+        return [values.tolist() for values in everyone]
+
+
+class MpiAgreement:
+    """By mpi4py, on a duplicate of the world's communicator. Making it is collective."""
+
+    def __init__(self, communicator: Any) -> None:
+        self._communicator = communicator.Dup()
+        self._mine = self._sums = np.empty(0)
+        self._request: Any = None
+
+    def launch(self, values: Sequence[float]) -> None:
+        self._mine = np.array(values, dtype=np.float64)  # must live until the request is complete
+        self._sums = np.empty_like(self._mine)
+        self._request = self._communicator.Iallreduce(self._mine, self._sums)
+
+    def take(self) -> list[float]:
+        self._request.Wait()
+        sums: list[float] = self._sums.tolist()
+        return sums
+
+    def exchange(self, values: Sequence[float]) -> list[list[float]]:
+        mine = np.array(values, dtype=np.float64)
+        everyone = np.empty((self._communicator.Get_size(), len(mine)))
+        self._communicator.Allgather(mine, everyone)
+        rows: list[list[float]] = everyone.tolist()
+        return rows

@@ -1,0 +1,199 @@
+"""The worker's line to the supervisor: orders that came in, reports that go out. Standalone there is nobody there.
+
+A Drain never interrupts anything: it is kept here until all ranks have agreed on a boundary. Only Fenced acts at
+once, because a fenced worker must not write another byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.training.environment import Ranks, RunFacts
+from slurm_elastic.wire import messages as m
+from slurm_elastic.wire.channel import Channel, Connected, GaveUp, RefusedBy
+
+log = logging.getLogger(__name__)
+
+FENCED_EXIT = 70
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Stop at the next boundary that all ranks agree on. `deadline`: Unix seconds; None: unknown."""
+
+    reason: str
+    save: bool = True
+    deadline: float | None = None
+    why: str = "drained"
+
+
+class Control(Protocol):
+    """Safe to use from any thread of the process that made it."""
+
+    @property
+    def order(self) -> Order | None:
+        """The newest order, None while there is none. Once set it never goes away; its deadline may change."""
+        ...
+
+    def note_step(self, step: int) -> None: ...
+
+    def send(self, message: m.Message) -> None: ...
+
+    def flush(self, timeout_s: float) -> bool:
+        """Whether all that was sent has arrived."""
+        ...
+
+    def published(self, step: int, timeout_s: float) -> m.Published | None:
+        """The supervisor's answer about the checkpoint of `step`; None when it does not come in time."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Alone:
+    """No supervisor: orders come from `stop`, or from SIGTERM and SIGUSR1 (after `listen`); reports go to the log."""
+
+    def __init__(self) -> None:
+        self._order: Order | None = None
+
+    @property
+    def order(self) -> Order | None:
+        return self._order
+
+    def stop(self, reason: str) -> None:
+        self._order = self._order or Order(reason, why="stopped")
+
+    def listen(self) -> None:
+        """Take the signals, unless the script handles them itself. Does nothing outside the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self.stop(signal.Signals(number).name)
+
+    def note_step(self, step: int) -> None:
+        return
+
+    def send(self, message: m.Message) -> None:
+        if isinstance(message, m.Warned):
+            log.warning("%s", message.text)
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def published(self, step: int, timeout_s: float) -> m.Published | None:
+        return m.Published(step=step, ok=True)
+
+    def close(self) -> None:
+        return
+
+
+class Supervised:
+    """The connection of one worker, kept by a thread. A forked child (a DataLoader's worker) must not use it."""
+
+    def __init__(
+        self, run: RunFacts, ranks: Ranks, heartbeat_s: float, give_up_after_s: float, leave: Callable[[int], None]
+    ) -> None:
+        """`leave` ends the process at once with an exit code (os._exit): it is called when this worker is fenced."""
+        self._run = run
+        self._ranks = ranks
+        self._leave = leave
+        self._order: Order | None = None
+        self._step = run.resume_step
+        self._verdicts: dict[int, m.Published] = {}
+        self._changed = threading.Condition()
+        self._connected = threading.Event()
+        self._pid = os.getpid()
+        self._channel = Channel(
+            RunDirectory(run.directory),
+            self._hello,
+            heartbeat_s=heartbeat_s,
+            give_up_after_s=give_up_after_s,
+            beat=lambda: m.Beat(step=self._step),
+        )
+        self._closed = False
+
+    def start(self) -> None:
+        self._channel.start()
+        threading.Thread(target=self._listen, name="slurm-elastic orders", daemon=True).start()
+
+    def address(self, timeout_s: float) -> str:
+        """The local IP address that leads to the supervisor; "" when there is no connection in time."""
+        self._connected.wait(timeout_s)
+        return self._channel.local_address
+
+    @property
+    def order(self) -> Order | None:
+        return self._order
+
+    def note_step(self, step: int) -> None:
+        self._step = step
+
+    def send(self, message: m.Message) -> None:
+        if os.getpid() == self._pid:
+            self._channel.send(message)
+
+    def flush(self, timeout_s: float) -> bool:
+        return self._channel.flush(timeout_s)
+
+    def published(self, step: int, timeout_s: float) -> m.Published | None:
+        with self._changed:
+            self._changed.wait_for(lambda: step in self._verdicts, timeout_s)
+            return self._verdicts.get(step)
+
+    def close(self) -> None:
+        if os.getpid() == self._pid and not self._closed:
+            self._closed = True
+            self._channel.close()
+
+    # ---- the thread
+
+    def _hello(self, address: str) -> m.WorkerHello:
+        return m.WorkerHello(
+            generation=self._run.generation,
+            node=self._run.node,
+            local_rank=self._ranks.local_rank,
+            global_rank=self._ranks.global_rank,
+            pid=os.getpid(),
+            stage="training",
+            address=address,
+            epoch=self._run.epoch,
+            job_id=self._run.job_id,
+        )
+
+    def _listen(self) -> None:
+        while True:
+            arrival = self._channel.inbox.get()
+            match arrival:
+                case Connected():
+                    self._connected.set()
+                case m.Drain() if arrival.generation == self._run.generation:
+                    self._order = Order(arrival.reason, arrival.save, arrival.deadline, arrival.why)
+                case m.Published():
+                    with self._changed:
+                        self._verdicts[arrival.step] = arrival
+                        self._changed.notify_all()
+                    if not arrival.ok:
+                        log.error("the checkpoint of step %d was not published: %s", arrival.step, arrival.reason)
+                case m.Fenced() if arrival.generation >= self._run.generation:
+                    log.error("fenced: %s", arrival.reason)
+                    self._leave(FENCED_EXIT)
+                case RefusedBy(reason):
+                    log.error("refused by the supervisor: %s", reason)
+                    self._leave(FENCED_EXIT)
+                case GaveUp(reason):
+                    self._order = Order(reason, save=False, why="stopped")  # nobody would publish the checkpoint
+                    return
+                case _:
+                    log.debug("ignored %s", arrival)

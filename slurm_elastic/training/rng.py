@@ -1,0 +1,36 @@
+"""Random numbers that do not depend on world size or on history: seeded anew from (seed, step, place in the batch).
+
+So nothing has to be stored or handed over: the state of every generator is a function of the step. Two ranks never
+share a stream, because their micro-batches start at different places of the global batch.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+_MIX = 0x9E3779B97F4A7C15  # SplitMix64, Steele et al. 2014: its increment and its two multipliers
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+_MASK = 2**64 - 1
+
+
+def mixed(*numbers: int) -> int:
+    """One 64-bit seed from several numbers; near inputs give unrelated seeds."""
+    state = 0
+    for number in numbers:
+        state = (state + number + _MIX) & _MASK
+        state = ((state ^ (state >> 30)) * _FIRST) & _MASK
+        state = ((state ^ (state >> 27)) * _SECOND) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def seed_all(*numbers: int) -> None:
+    """Seed torch (all devices), numpy's global generator and `random`."""
+    seed = mixed(*numbers)
+    torch.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
