@@ -70,7 +70,7 @@ def _line(decoded: Decoded, keys: tuple[str, ...]) -> int | None:
 def _in_order(faults: list[Fault]) -> list[Fault]:
     ordered = sorted(faults, key=lambda fault: fault[0] or 0)
     more = len(ordered) - MOST_FAULTS
-    return ordered if more <= 0 else [*ordered[:MOST_FAULTS], (None, "", f"and {more} more faults")]
+    return ordered if more <= 0 else [*ordered[:MOST_FAULTS], (None, "and", f"{more} more faults")]
 
 
 def _resolved(config: RunConfig, path: Path) -> RunConfig:

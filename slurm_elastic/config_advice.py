@@ -29,11 +29,11 @@ def _on_loss(config: RunConfig) -> Iterator[tuple[str, str]]:
     if not config.checkpoint.every_steps and not config.checkpoint.every:
         yield (
             "checkpoint.every",
-            f"is not set: a node failure loses {loss_bound(config)} (fine when the script saves by itself)",
+            f"not set: a node failure loses {loss_bound(config)} (fine when the script saves by itself)",
         )
     grace = config.elastic.graceful_shutdown_timeout
     if grace < 5:
-        yield "elastic.graceful_shutdown_timeout", f"is {format_duration(grace)}: a save may not fit"
+        yield "elastic.graceful_shutdown_timeout", f"{format_duration(grace)}: a save may not fit"
 
 
 def _on_jobs(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -41,29 +41,32 @@ def _on_jobs(config: RunConfig) -> Iterator[tuple[str, str]]:
     if config.run.layout == "single":
         return
     if elastic.max_nodes == base.nodes:
-        yield "elastic.max_nodes", f"is base.nodes ({base.nodes}): no companion will ever be asked for"
+        yield "elastic.max_nodes", f"the same as base.nodes ({base.nodes}): no companion will ever be asked for"
         return
     if elastic.qos == base.qos and (elastic.partition or base.partition) == base.partition:
         yield (
             "elastic.qos",
-            "and partition are the base job's: what preempts companions preempts the base job too, and with it the run",
+            "companions use the base job's QOS and partition: what preempts them preempts the owner of the run, too",
         )
     if elastic.time is None:
-        yield "elastic.time", "is not set: companions without a short limit rarely fit into backfill gaps"
+        yield "elastic.time", "not set: companions without a short limit rarely fit into backfill gaps"
     if config.control.poll < 15:
-        yield "control.poll", "is below 15s: more than 4 queries a minute burden the controller"
+        yield "control.poll", "below 15s: more than 4 queries a minute burden the controller"
 
 
 def _on_batch(config: RunConfig) -> Iterator[tuple[str, str]]:
     batch = config.batch
     if batch.policy == "constant" and batch.lr_rule != "none":
-        yield "batch.lr_rule", "has no effect with policy constant"
+        yield "batch.lr_rule", "no effect with policy constant"
     if batch.policy == "scale_batch" and batch.lr_rule == "none":
-        yield "batch.lr_rule", "is none although the batch is scaled; linear or sqrt is usual"
+        yield "batch.lr_rule", "none, although the batch is scaled; linear or sqrt is usual"
     if not batch.global_batch_size:
         return
     policy = size_policy(config)
     left_out = sorted(set(listed_sizes(policy)) - set(allowed_sizes(policy)))
     if left_out:
         shown = ", ".join(map(str, left_out[:8])) + (", ..." if len(left_out) > 8 else "")
-        yield "batch.global_batch_size", f"cannot be divided at {shown} nodes: these sizes are never used"
+        yield (
+            "batch.global_batch_size",
+            f"{batch.global_batch_size} cannot be divided at {shown} nodes: these sizes are never used",
+        )

@@ -76,7 +76,7 @@ def _with_sizes(config: model.RunConfig, lines: dict[str, int]) -> model.RunConf
     elastic = config.elastic
     low = elastic.min_nodes
     if "elastic.min_nodes" not in lines and config.run.layout == "companions":
-        low = config.base.nodes
+        low = max(1, config.base.nodes)
     high = elastic.max_nodes if "elastic.max_nodes" in lines else low
     return msgspec.structs.replace(config, elastic=msgspec.structs.replace(elastic, min_nodes=low, max_nodes=high))
 
@@ -103,7 +103,7 @@ def _section(name: str, cls: type[model.Section], tree: Mapping, walk: _Walk) ->
         node = Mapping({}, line)
     for key, (key_line, _) in node.entries.items():
         if key not in known:
-            hint = did_you_mean(key, known) or _elsewhere(key, name)
+            hint = _elsewhere(key, name) or did_you_mean(key, known)
             walk.faults.append((key_line, f"{name}.{shown_key(key)}", f"is not a setting{hint}"))
     values: dict[str, Any] = {}
     for key, info in known.items():

@@ -32,7 +32,7 @@ MEANING = {
     "`layout: single`).",
     "run.mpi": "For `launcher: mpi`, the value of srun's `--mpi`.",
     "run.max_restarts": "Restarts in a row without a new committed step before the run gives up.",
-    "base.nodes": "Nodes of the base job.",
+    "base.nodes": "Nodes of the base job that train. 0: it is a master without GPUs, and only companions train.",
     "base.qos": "QOS of the base job: one that nothing preempts.",
     "base.partition": "Partition, or several with commas. Default: the cluster's.",
     "base.account": "Account that is charged, also for companions.",
@@ -42,7 +42,7 @@ MEANING = {
     "base.cpus_per_worker": "CPUs of each worker. 0: the node's CPUs divided among its workers.",
     "base.sbatch": "Further long options of sbatch without dashes, also for companions; `true` for an option without a "
     "value.",
-    "elastic.min_nodes": "The run never trains on fewer nodes. Default: `base.nodes`.",
+    "elastic.min_nodes": "The run never trains on fewer nodes. Default: `base.nodes`, at least 1.",
     "elastic.max_nodes": "The run never trains on more nodes. Default: `min_nodes`.",
     "elastic.replica_increment_step": "Allowed sizes are min_nodes, min_nodes + step, and so on up to max_nodes.",
     "elastic.replica_discrete_values": "Instead of the step: exactly these numbers of nodes are allowed.",

@@ -97,7 +97,7 @@ def _names(config: RunConfig) -> Iterator[Rule]:
 def _ranges(config: RunConfig) -> Iterator[Rule]:
     base, elastic, batch = config.base, config.elastic, config.batch
     for key, value, least, most in (
-        ("base.nodes", base.nodes, 1, MOST_NODES),
+        ("base.nodes", base.nodes, 0, MOST_NODES),
         ("base.gpus_per_node", base.gpus_per_node, 0, MOST_PER_NODE),
         ("base.workers_per_node", base.workers_per_node, 0, MOST_PER_NODE),
         ("base.cpus_per_worker", base.cpus_per_worker, 0, 65_536),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-LARGEST_FILE = 256 * 1024
+LARGEST_FILE = 64 * 1024
 DEEPEST = 8
 
 LONGEST_SHOWN = 40
@@ -49,7 +49,7 @@ class Unreadable(Exception):
 
     def __init__(self, line: int | None, reason: str) -> None:
         super().__init__(reason)
-        self.fault: Fault = (line, "", reason)
+        self.fault: Fault = (line, "the file", reason)
 
 
 def shown(value: str) -> str:
