@@ -1,0 +1,118 @@
+"""Rule: when a member of the live generation is lost, all its workers are ended at once.
+
+The survivors hang in a collective or are about to; what they did since the last committed step is lost anyway.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from slurm_elastic.machine.actions import GiveUp, KillWorkers, Member
+from slurm_elastic.machine.nodes import earliest_deadline, may_rejoin
+from slurm_elastic.machine.state import Generation, State
+from slurm_elastic.machine.turn import Turn
+from slurm_elastic.machine.working import describe, is_clean
+
+
+class Loss(NamedTuple):
+    node: str
+    why: str
+    by_worker: bool  # its own failure: counts against the restart budget
+
+
+def kill_what_lost_a_member(turn: Turn) -> None:
+    live = turn.state.live
+    if live is None or live.killed_at is not None:
+        return
+    losses = [loss for m in live.members if (loss := _loss(turn.state, live, m, turn.now)) is not None]
+    if losses:
+        first = losses[0]
+        lose(turn, first.why, by_worker=first.by_worker, node_gone=any(not loss.by_worker for loss in losses))
+
+
+def kill_what_does_not_end(turn: Turn) -> None:
+    """A drain has a limit, and so has the time that the last workers may take when the others have finished."""
+    live = turn.state.live
+    if live is None or live.killed_at is not None:
+        return
+    limit = drain_limit(turn.state, live)
+    if limit is not None and turn.now >= limit:
+        lose(turn, f"the workers did not stop in time ({turn.state.cause})", by_worker=False, node_gone=False)
+
+
+def drain_limit(state: State, live: Generation) -> float | None:
+    """When a drain is over, done or not. An earlier deadline that came later counts; a second is left at least."""
+    if live.drain_at is None:
+        return None
+    limits = [live.drain_at + state.policy.graceful_shutdown_timeout]
+    limits += [max(d, live.drain_at + 1.0) for d in (live.drain_deadline, earliest_deadline(state)) if d is not None]
+    return min(limits)
+
+
+def lose(turn: Turn, why: str, *, by_worker: bool, node_gone: bool) -> None:
+    """Kill the live generation. What follows is not planned."""
+    live = turn.state.live
+    if live is None:
+        return
+    turn.order(KillWorkers(generation=live.number, reason=why))
+    turn.change_live(killed_at=turn.now)
+    turn.change(cause=why, cause_planned=False, lost_at=turn.now, reason=why)
+    if node_gone:
+        capacity_went(turn)
+    if by_worker and not turn.state.ending:
+        count_failure(turn, why, opened_at=live.opened_at)
+
+
+def count_failure(turn: Turn, why: str, opened_at: float | None = None) -> None:
+    """One more failure without progress; too many end the run.
+
+    A script that never commits a checkpoint shows no progress: there a long life counts as such.
+    """
+    lived_long = turn.state.best_step == 0 and opened_at is not None and turn.now - opened_at >= 600.0
+    failures = 1 if lived_long else turn.state.failures + 1
+    turn.change(failures=failures)
+    if failures > turn.policy.max_restarts and not turn.state.over:
+        words = turn.state.first_failure or why
+        reason = f"{failures} failures in a row without a new committed step; the first: {words}"
+        turn.order(GiveUp(reason=reason))
+        turn.change(phase="failed", reason=reason)
+
+
+def capacity_went(turn: Turn) -> None:
+    """Nodes were taken from us: a growth that just happened did not last, and the next one waits longer."""
+    state = turn.state
+    if state.grown_at is None:
+        return
+    snooze = turn.policy.scale_up_snooze_time
+    lasting = max(turn.policy.scaling_timeout, snooze * 2 ** min(state.grow_level, 30))
+    if turn.now - state.grown_at >= min(lasting, turn.policy.longest_snooze):
+        turn.change(grown_at=None, grow_level=0)
+    else:
+        snooze_growth(turn)
+
+
+def snooze_growth(turn: Turn) -> None:
+    level = turn.state.grow_level + 1
+    snooze = min(turn.policy.scale_up_snooze_time * 2 ** min(level - 1, 30), turn.policy.longest_snooze)
+    turn.change(grown_at=None, grow_level=level, grow_until=turn.now + snooze)
+
+
+def _loss(state: State, live: Generation, member: Member, now: float) -> Loss | None:
+    allocation = state.allocation(member.job_id)
+    end = live.end_of(member.node)
+    if end is not None:
+        taken = allocation is None or allocation.leaving
+        return None if is_clean(end) else Loss(member.node, describe(end), not taken)
+    if allocation is None:
+        return Loss(member.node, f"job {member.job_id} with {member.node} is gone", False)
+    if member.node not in allocation.nodes:
+        return Loss(member.node, f"{member.node} has left job {member.job_id}", False)
+    if allocation.suspended:
+        return Loss(member.node, f"job {member.job_id} with {member.node} was suspended", False)
+    if allocation.contact == "silent" and not may_rejoin(allocation, now):
+        return Loss(member.node, f"no sign of life from the agent of job {member.job_id} with {member.node}", False)
+    if member.node in live.lost:
+        return Loss(member.node, f"a worker on {member.node} gave no sign of life", True)
+    if any(v.node == member.node and now >= v.until for v in live.vanished):
+        return Loss(member.node, f"the workers on {member.node} are gone, nobody knows how", False)
+    return None

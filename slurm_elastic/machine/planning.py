@@ -1,0 +1,66 @@
+"""Rules: when a new generation is needed (nodes leave, the user asks, nothing trains), and who is in it."""
+
+from __future__ import annotations
+
+from slurm_elastic.machine.losses import capacity_went
+from slurm_elastic.machine.nodes import leaving_members, usable
+from slurm_elastic.machine.state import State
+from slurm_elastic.machine.transitions import drain, launch
+from slurm_elastic.machine.turn import Turn
+
+
+def plan(turn: Turn) -> None:
+    state = turn.state
+    if state.next is not None or state.over or state.ending:
+        return
+    if state.live is None or not state.live.well:
+        _plan_after_the_end(turn)
+    elif leaving_members(state):
+        _plan_without_the_leaving(turn)
+    elif 0 < state.wanted_nodes < len(state.members):
+        members = usable(state)[: state.policy.size_for(min(len(usable(state)), state.wanted_nodes))]
+        if members:
+            launch(turn, members, f"asked for {state.wanted_nodes} nodes", planned=True, chosen=True)
+
+
+def _plan_after_the_end(turn: Turn) -> None:
+    """Nothing trains, or not for long: launch on whatever is there."""
+    state = turn.state
+    there = usable(state)
+    size = state.policy.size_for(min(len(there), state.wanted_nodes))
+    if size == 0:
+        if state.live is None and state.before == ():
+            turn.change(reason=waiting_words(state, len(there)))
+        return
+    if _replacement_may_come(turn, size):
+        return
+    planned = state.cause_planned
+    launch(turn, there[:size], state.cause or "enough nodes are there", planned=planned)
+
+
+def waiting_words(state: State, there: int) -> str:
+    words = f"waiting for nodes: {there} usable, at least {state.policy.min_nodes} needed"
+    return words + (f"; {len(state.suspects)} must prove themselves" if state.suspects else "")
+
+
+def _replacement_may_come(turn: Turn, size: int) -> bool:
+    """After a loss the policy may give a replacement some time before we go on with fewer nodes."""
+    state = turn.state
+    if state.cause_planned or state.lost_at is None or size >= len(state.before):
+        return False
+    return turn.now < state.lost_at + state.policy.faulty_scale_down_timeout
+
+
+def _plan_without_the_leaving(turn: Turn) -> None:
+    state = turn.state
+    leaving = leaving_members(state)
+    first = state.allocation(leaving[0].job_id)
+    source = first.notice if first is not None else ""
+    reason = f"job {leaving[0].job_id} with {', '.join(m.node for m in leaving)} is leaving ({source})"
+    there = usable(state)
+    size = state.policy.size_for(min(len(there), state.wanted_nodes, len(state.members)))
+    if size == 0:
+        drain(turn, f"{reason}; {len(there)} nodes stay and at least {state.policy.min_nodes} are needed")
+    else:
+        launch(turn, there[:size], reason, planned=True)
+    capacity_went(turn)

@@ -1,0 +1,130 @@
+"""Facts about workers: ready, ended, frozen, stepping, saved; and about nodes that were asked to prove themselves."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from slurm_elastic.machine.actions import OpenGate, RecordTransition
+from slurm_elastic.machine.events import (
+    CheckpointCommitted,
+    GenerationStepping,
+    NodeEnded,
+    NodeProbed,
+    NodeReady,
+    WorkerLost,
+)
+from slurm_elastic.machine.state import Generation
+from slurm_elastic.machine.turn import Turn
+
+SAID_CLEAN = frozenset({"drained", "finished", "stopped"})
+PROBE_AGAIN_S = 15.0
+
+
+def is_clean(end: NodeEnded) -> bool:
+    """It left on purpose. What it said counts more than a crash while it was being torn down."""
+    return end.said in SAID_CLEAN or (end.exit_code == 0 and end.signal == 0)
+
+
+def node_ready(turn: Turn, event: NodeReady) -> None:
+    state = turn.state
+    if state.next is not None and state.next.number == event.generation:
+        if event.node in state.next.nodes and event.node not in state.next.ready:
+            turn.change_next(ready=(*state.next.ready, event.node))
+    elif state.live is not None and state.live.number == event.generation and state.live.killed_at is None:
+        # the gate was ordered open, yet they wait: the order was lost with the supervisor that should give it
+        turn.order(OpenGate(generation=state.live.number, members=state.live.members))
+
+
+def node_ended(turn: Turn, event: NodeEnded) -> None:
+    turn.release_step(event.generation, event.node)
+    generation = turn.generation(event.generation)
+    if generation is None or event.node not in generation.nodes or generation.end_of(event.node) is not None:
+        return
+    turn.change_generation(
+        generation.number,
+        ended=(*generation.ended, event),
+        vanished=tuple(v for v in generation.vanished if v.node != event.node),
+        ready=tuple(node for node in generation.ready if node != event.node),
+    )
+    if not is_clean(event) and generation.killed_at is None and not turn.state.first_failure:
+        turn.change(first_failure=describe(event))
+    if generation.opened_at is None:
+        job_id = next(m.job_id for m in generation.members if m.node == event.node)
+        turn.suspect(event.node, job_id, f"its workers ended before they trained: {describe(event)}")
+
+
+def describe(end: NodeEnded) -> str:
+    how = f"signal {end.signal}" if end.signal else f"exit code {end.exit_code}"
+    return f"workers on {end.node} ended with {how}" + (f": {end.detail}" if end.detail else "")
+
+
+def worker_lost(turn: Turn, event: WorkerLost) -> None:
+    generation = turn.generation(event.generation)
+    if generation is None or event.node not in generation.nodes or event.node in generation.lost:
+        return
+    if generation.end_of(event.node) is not None:
+        return
+    turn.change_generation(generation.number, lost=(*generation.lost, event.node))
+    job_id = next(m.job_id for m in generation.members if m.node == event.node)
+    turn.suspect(event.node, job_id, event.reason)
+    if not turn.state.first_failure:
+        turn.change(first_failure=f"{event.node}: {event.reason}")
+
+
+def node_probed(turn: Turn, event: NodeProbed) -> None:
+    """A node that can run a step is used again; the others are asked later, less and less often."""
+    if event.ok:
+        turn.change(suspects=tuple(s for s in turn.state.suspects if s.node != event.node))
+        return
+    turn.change(
+        suspects=tuple(
+            replace(
+                s,
+                asked_at=None,
+                tries=s.tries + 1,
+                not_before=turn.now + PROBE_AGAIN_S * 2 ** min(s.tries, 6),
+                reason=event.detail or s.reason,
+            )
+            if s.node == event.node
+            else s
+            for s in turn.state.suspects
+        )
+    )
+
+
+def stepping(turn: Turn, event: GenerationStepping) -> None:
+    live = turn.state.live
+    if live is None or live.number != event.generation or live.stepping:
+        return
+    turn.change_live(stepping=True)
+    if live.planned and event.stall_s > 0:
+        before = turn.state.stall_s
+        turn.change(stall_s=event.stall_s if before is None else (before + event.stall_s) / 2)
+    if not live.recorded:
+        record(turn, live, event.stall_s, event.steps_lost)
+
+
+def record(turn: Turn, live: Generation, stall_s: float = 0.0, steps_lost: int = 0) -> None:
+    """The transition into `live` is complete."""
+    per_node = turn.policy.workers_per_node
+    done = RecordTransition(
+        kind=live.kind,
+        mode="relaunch",
+        reason=live.reason,
+        from_workers=live.from_nodes * per_node,
+        to_workers=len(live.members) * per_node,
+        generation=live.number,
+        stall_s=stall_s,
+        steps_lost=steps_lost,
+        planned=live.planned,
+    )
+    turn.order(done)
+    turn.change(last_transition=done, before=live.members, has_trained=True)
+    turn.change_live(recorded=True)
+
+
+def checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
+    if event.save_s > 0:
+        turn.change(save_s=max(event.save_s, 0.7 * (turn.state.save_s or 0.0)))
+    if event.step > turn.state.best_step:
+        turn.change(best_step=event.step, failures=0)
