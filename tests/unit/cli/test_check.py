@@ -28,7 +28,6 @@ GOOD = ClusterFacts(
         "urgent": {"Preempt": "low"},
     },
 )
-QOS_ALONE = {"PreemptType": "preempt/qos"}
 
 
 def judged(text: str = FILE, **facts) -> list[tuple[str, str, str]]:
