@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -79,8 +80,10 @@ class Channel:
         heartbeat_s: float,
         give_up_after_s: float,
         beat: Callable[[], m.Beat] | None = None,
+        inbox: queue.SimpleQueue[Any] | None = None,
     ) -> None:
-        self.inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        """`inbox`: a queue of the caller's, for a loop that waits for other things too."""
+        self.inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue() if inbox is None else inbox
         self.local_address = ""  # of the present or last connection
         self._run_dir = run_dir
         self._hello = hello

@@ -126,6 +126,12 @@ class Warned(Message, frozen=True, kw_only=True, tag="warned"):
     text: str
 
 
+class WorkerNotice(Message, frozen=True, kw_only=True, tag="worker_notice"):
+    """A worker got a signal. Some sites tell only the steps of a preemption: the supervisor asks Slurm at once."""
+
+    source: str  # "SIGTERM", "SIGUSR1", ...
+
+
 # ---- supervisor -> agent
 
 
@@ -138,7 +144,7 @@ class Launch(Message, frozen=True, kw_only=True, tag="launch"):
 
 
 class Kill(Message, frozen=True, kw_only=True, tag="kill"):
-    """End the workers of `generation` (and of all older ones, unless `alone`) on these nodes; empty: on all of yours."""
+    """End the workers of `generation` (and of all older ones, unless `alone`) on these nodes; empty: all of yours."""
 
     epoch: int
     generation: int
@@ -238,6 +244,7 @@ AnyMessage = (
     | SaveFailed
     | Leaving
     | Warned
+    | WorkerNotice
     | Launch
     | Kill
     | Probe

@@ -1,0 +1,83 @@
+"""How a step ended, and who failed first: from srun's exit code, its messages and the workers' logs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_elastic.rundir import RunDirectory
+
+_TAIL_LINES = 12
+_TAIL_BYTES = 16_384
+_DETAIL_CHARACTERS = 3000
+_SIGNAL_EXIT = 128  # srun adds the signal's number to this
+
+# srun: error: n2: task 1: Exited with exit code 3        srun: error: n2: tasks 0-1: Killed
+_TASK_ENDED = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<task>\d+)[-,\d]*: (?P<how>.+)")
+_EXITED = re.compile(r"Exited with exit code (\d+)")
+NODE_FAILED = "Node failure on"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """`exit_code` and `signal` of the first worker that failed, else of srun; `detail` for people."""
+
+    exit_code: int
+    signal: int
+    detail: str = ""
+
+
+def srun_log(run_dir: RunDirectory, generation: int, where: str) -> Path:
+    """What srun itself says about the step of `generation` on `where` (a node, or "mpi")."""
+    return run_dir.logs / f"gen-{generation:04d}" / f"{where}.srun.log"
+
+
+def ending_of(run_dir: RunDirectory, generation: int, srun_said: str, returncode: int) -> Ending:
+    """`returncode` as of Popen; `srun_said`: what srun wrote during this step."""
+    exit_code, signal = _plain(returncode)
+    if NODE_FAILED in srun_said:
+        # Exit code 0 on 22.05, 1 on 24.11: neither says anything about the workers.
+        return Ending(exit_code or 1, signal, _last_lines(srun_said))
+    if not exit_code and not signal:
+        return Ending(0, 0)
+    first = _TASK_ENDED.search(srun_said)
+    if first is None:
+        return Ending(exit_code, signal, _last_lines(srun_said))
+    exited = _EXITED.search(first["how"])
+    if exited:
+        exit_code, signal = _plain(int(exited[1]))
+    log = run_dir.worker_log(generation, first["node"], _local_rank(run_dir, generation, first["node"], first["task"]))
+    title = f"{log.stem}: {first['how'].strip()}"
+    return Ending(exit_code, signal, f"{title}\n{_last_lines(read_tail(log))}".strip()[-_DETAIL_CHARACTERS:])
+
+
+def read_tail(path: Path, start: int = 0) -> str:
+    """The end of a file, from byte `start` at the earliest; "" when it is not there."""
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, 2)
+            log.seek(max(start, size - _TAIL_BYTES))
+            return log.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _local_rank(run_dir: RunDirectory, generation: int, node: str, task: str) -> int:
+    """In a step of one node the task id is the local rank; in a step of several it is not: take one that exists."""
+    if run_dir.worker_log(generation, node, int(task)).exists():
+        return int(task)
+    logs = sorted(run_dir.worker_log(generation, node, 0).parent.glob(f"{node}-*.log"))
+    return int(logs[0].stem.rpartition("-")[2]) if logs else int(task)
+
+
+def _plain(returncode: int) -> tuple[int, int]:
+    if returncode < 0:
+        return 0, -returncode
+    if _SIGNAL_EXIT < returncode < _SIGNAL_EXIT + 65:
+        return returncode, returncode - _SIGNAL_EXIT
+    return returncode, 0
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])[-_DETAIL_CHARACTERS:]

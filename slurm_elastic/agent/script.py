@@ -1,0 +1,87 @@
+"""Running the user's command: a Python script in this process, whose imports are done; anything else by exec."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import os
+import runpy
+import signal
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slurm_elastic.agent.signals import NOTICES
+
+_WARM = "torch,torch.distributed,torch.distributed.checkpoint,torch.nn.parallel,slurm_elastic.training"
+_PYTHONS = frozenset({"python", "python3", f"python{sys.version_info.major}.{sys.version_info.minor}"})
+
+
+def is_python(command: Sequence[str]) -> bool:
+    """Whether `command` is a script or module for this very interpreter, without options that only a start can set."""
+    if len(command) < 2 or not _is_this_python(command[0]):
+        return False
+    return (command[1] == "-m" and len(command) > 2) or not command[1].startswith("-")
+
+
+def warm_up(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Import what scripts of this kind need, so that the gate opens onto a warm process. Absent modules are skipped.
+
+    SLURM_ELASTIC_WARM (in `run.env`) names other modules, separated by commas; empty: none. Returns what failed.
+    """
+    failed = []
+    for name in filter(None, environ.get("SLURM_ELASTIC_WARM", _WARM).split(",")):
+        try:
+            importlib.import_module(name.strip())
+        except ImportError:
+            # The script will say so itself if it needs it.
+            failed.append(name)
+    return tuple(failed)
+
+
+def run_python(command: Sequence[str]) -> None:
+    """As `python ...` would, in this process. Returns, or raises what the script raises (SystemExit too)."""
+    _quiet_notices()
+    if command[1] == "-m":
+        sys.argv = [command[2], *command[3:]]
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+        return
+    path = command[1]
+    sys.argv = list(command[1:])
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    with io.open_code(str(Path(path).absolute())) as source:
+        code = compile(source.read(), path, "exec")
+    # A module of its own that stays: whatever pickles or inspects __main__ finds the script, until the very end.
+    module = types.ModuleType("__main__")
+    module.__dict__.update({"__file__": path, "__builtins__": __builtins__})
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def exec_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Replace this process. USR1 and USR2 stay ignored: nothing is there yet that could want them. Raises OSError."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    program = sys.executable if command[0] in _PYTHONS else command[0]
+    os.execvpe(program, [program, *command[1:]], dict(environ))
+
+
+def _is_this_python(program: str) -> bool:
+    return program in _PYTHONS or (os.sep in program and Path(program).absolute() == Path(sys.executable).absolute())
+
+
+def _quiet_notices() -> None:
+    """A notice never kills a script by accident; one that handles these signals itself replaces this."""
+    worker = os.getpid()
+
+    def ignore(number: int, _frame: types.FrameType | None) -> None:
+        if os.getpid() != worker:  # a forked child: multiprocessing ends its children by SIGTERM
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in NOTICES:
+        signal.signal(number, ignore)
