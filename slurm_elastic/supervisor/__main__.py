@@ -1,0 +1,57 @@
+"""`python -m slurm_elastic.supervisor --run-dir DIR`: started by the keeper of the base job, never by people."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+import click
+
+from slurm_elastic.agent.death import die_with_parent
+from slurm_elastic.config import load
+from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.slurm.command_client import CommandSlurm
+from slurm_elastic.supervisor.address import choose_address
+from slurm_elastic.supervisor.assembly import Surroundings, supervise
+from slurm_elastic.supervisor.lease import Claimant
+
+log = logging.getLogger(__name__)
+
+
+@click.command()
+@click.option("--run-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True)
+@click.option("--job-id", type=int, envvar="SLURM_JOB_ID", default=0, help="The base job.")
+@click.option("--restart-count", type=int, envvar="SLURM_RESTART_COUNT", default=0)
+def main(run_dir: Path, job_id: int, restart_count: int) -> None:
+    """Supervise the run in RUN-DIR until it is over, a newer supervisor takes over, or this one fails."""
+    die_with_parent()
+    run = RunDirectory(run_dir)
+    try:
+        run.check_safe()
+        logging.basicConfig(
+            filename=run.logs / "supervisor.log",
+            level=logging.INFO,
+            format=f"%(asctime)s %(levelname)s {socket.gethostname()}[{os.getpid()}] %(name)s %(message)s",
+        )
+        config = load(run.config)
+        around = Surroundings(
+            run=run,
+            config=config,
+            slurm=CommandSlurm(),
+            claimant=Claimant(node=socket.gethostname(), pid=os.getpid(), job_id=job_id, restart_count=restart_count),
+            host=choose_address(config.control.interface),
+        )
+        sys.exit(asyncio.run(supervise(around)))
+    except SlurmElasticError as problem:
+        log.error("%s", problem)
+        click.echo(str(problem), err=True)
+        sys.exit(problem.exit_code)
+
+
+if __name__ == "__main__":
+    main()

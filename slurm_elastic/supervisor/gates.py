@@ -1,0 +1,92 @@
+"""Who gets which rank, where the process group meets, and what is resumed: decided once per generation.
+
+The plan is written to <run>/gate.json before the first worker hears of it: a supervisor that restarts while a gate
+is being opened must tell the remaining workers exactly the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from slurm_elastic.errors import RunDirectoryError
+from slurm_elastic.machine.actions import Member
+from slurm_elastic.rundir import RunDirectory, replace_text
+from slurm_elastic.wire import messages as m
+
+
+class GatePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What all workers of one generation are told."""
+
+    generation: int
+    nodes: tuple[str, ...]  # by node_rank
+    workers_per_node: int
+    master_addr: str
+    master_port: int
+    resume: str = ""
+    resume_step: int = 0
+    opened: float = 0.0  # Unix time
+    before_step: int = 0  # the last one committed before this generation, and when
+    before_time: float = 0.0
+    trained: bool = False  # a script of this generation has reached the library: not level 0
+
+    @property
+    def world_size(self) -> int:
+        return len(self.nodes) * self.workers_per_node
+
+
+def make_plan(
+    generation: int, members: tuple[Member, ...], first: m.WorkerHello, *, per_node: int, resume: tuple[str, int]
+) -> GatePlan:
+    """`first`: the hello of local rank 0 on the first member's node; the process group's store will live there.
+
+    `resume`: name and step of the checkpoint that all load, ("", 0) for a start from nothing.
+    """
+    return GatePlan(
+        generation=generation,
+        nodes=tuple(member.node for member in members),
+        workers_per_node=per_node,
+        master_addr=first.address,
+        master_port=first.port,
+        resume=resume[0],
+        resume_step=resume[1],
+    )
+
+
+def gates(plan: GatePlan, epoch: int) -> Mapping[tuple[str, int], m.Gate]:
+    """The message for each worker, by node and local rank."""
+    return {
+        (node, local_rank): m.Gate(
+            epoch=epoch,
+            generation=plan.generation,
+            global_rank=node_rank * plan.workers_per_node + local_rank,
+            world_size=plan.world_size,
+            local_rank=local_rank,
+            local_world_size=plan.workers_per_node,
+            node_rank=node_rank,
+            node_count=len(plan.nodes),
+            master_addr=plan.master_addr,
+            master_port=plan.master_port,
+            restart_count=plan.generation - 1,
+            resume=plan.resume,
+            resume_step=plan.resume_step,
+        )
+        for node_rank, node in enumerate(plan.nodes)
+        for local_rank in range(plan.workers_per_node)
+    }
+
+
+def save_plan(run: RunDirectory, plan: GatePlan) -> None:
+    replace_text(run.path / "gate.json", msgspec.json.encode(plan).decode() + "\n")
+
+
+def load_plan(run: RunDirectory) -> GatePlan | None:
+    """The plan of the last gate that was opened; None before the first."""
+    path = run.path / "gate.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=GatePlan)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as broken:
+        raise RunDirectoryError(f"cannot read {path}: {broken}", fix="remove the file") from broken

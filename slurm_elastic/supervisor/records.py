@@ -1,0 +1,86 @@
+"""What the supervisor keeps on disk about training: ledger lines, published checkpoints. One thread, in order.
+
+The order is what makes it safe: ledger lines of a checkpoint's steps are durable before the checkpoint is public,
+and what a generation saved is public before the next one picks what to resume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from slurm_elastic.checkpoint import publish, retention
+from slurm_elastic.errors import CheckpointError
+from slurm_elastic.observe.ledger import Ledger
+from slurm_elastic.supervisor.lease import Lease
+from slurm_elastic.wire import messages as m
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`problem` is "" when the checkpoint is public."""
+
+    name: str
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class Records:
+    """All methods return at once or when the one disk thread is done; none blocks the loop."""
+
+    ledger: Ledger
+    checkpoints: Path
+    keep: int
+    lease: Lease
+    warn: Callable[[str], None]
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "records"))
+
+    async def add_steps(self, generation: int, steps: Sequence[m.StepDone]) -> None:
+        await self._do(lambda: self.ledger.append(generation, steps))
+
+    async def rewind(self, step: int) -> int:
+        """Drop the ledger's lines after `step`: those steps will be done again. How many lines."""
+        return await self._do(lambda: self.ledger.rewind(step))
+
+    async def write(self, work: Callable[[], None]) -> None:
+        """Any other writing that must keep its place in the order."""
+        await self._do(work)
+
+    async def publish(self, saved: m.Saved) -> Published:
+        """Make a saved checkpoint public, move `latest`, delete old ones. A refusal is an answer, not an error."""
+        return await self._do(lambda: self._publish(saved))
+
+    async def newest(self) -> tuple[str, int]:
+        """Name and step of the newest loadable checkpoint; ("", 0) when there is none. Damage is reported loudly."""
+        found = await self._do(lambda: publish.newest(self.checkpoints))
+        for warning in found.warnings:
+            self.warn(warning)
+        return (found.checkpoint.name, found.checkpoint.step) if found.checkpoint else ("", 0)
+
+    async def close(self) -> None:
+        await self._do(self.ledger.close)
+        self._thread.shutdown(wait=False)
+
+    def _publish(self, saved: m.Saved) -> Published:
+        self.lease.check()
+        self.ledger.sync()
+        try:
+            path = publish.publish(self.checkpoints, saved.directory, saved.step)
+        except CheckpointError as refused:
+            return Published(saved.directory, refused.problem)
+        pruned = retention.prune(self.checkpoints, self.keep, generation=saved.generation)
+        for warning in pruned.warnings:
+            log.warning("retention problem=%s", warning)
+        return Published(path.name)
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -1,0 +1,188 @@
+"""The workers: who waits at the gate, who trains, who has gone silent, and what they said when they left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from slurm_elastic.machine.events import Event, NodeEnded, NodeReady, WorkerLost
+from slurm_elastic.wire import messages as m
+from slurm_elastic.wire.server import Link
+
+Place = tuple[int, str]  # generation, node
+
+
+@dataclass(slots=True)
+class WorkerSeen:
+    """One worker process: `link` is None while it is away; `said` is the reason it gave for leaving."""
+
+    hello: m.WorkerHello
+    link: Link | None
+    heard: float
+    said: str = ""
+
+
+class Workers:
+    """By generation, node and local rank. Losing one worker of a node is losing the node's workers."""
+
+    def __init__(self, post: Callable[[Event], None], per_node: int, timeout_s: float) -> None:
+        self._post = post
+        self._per_node = per_node
+        self._timeout_s = timeout_s
+        self._seen: dict[Place, dict[int, WorkerSeen]] = {}
+        self._fenced: set[Place] = set()
+        self._lost: set[Place] = set()
+
+    # ---- what is heard
+
+    def joined(self, link: Link, hello: m.WorkerHello) -> None:
+        """A worker reached the gate, or its script reached the library; again after every reconnect."""
+        place = (hello.generation, hello.node)
+        there = self._seen.setdefault(place, {})
+        before = there.get(hello.local_rank)
+        if before is not None and before.link not in (None, link):
+            stale, before.link = before.link, None
+            if stale is not None:
+                stale.close("the worker connected again")
+        there[hello.local_rank] = WorkerSeen(hello, link, link.heard)
+        self._lost.discard(place)
+        if hello.stage == "gate" and self._all_at_gate(there):
+            self._post(NodeReady(generation=hello.generation, node=hello.node))
+
+    def closed(self, link: Link) -> None:
+        seen = self._of(link)
+        if seen is not None:
+            seen.heard = max(seen.heard, link.heard)
+            seen.link = None
+
+    def leaving(self, link: Link, why: str) -> None:
+        seen = self._of(link)
+        if seen is not None:
+            seen.said = why
+
+    def step_ended(self, ended: m.StepEnded) -> None:
+        """An agent says that the step of a node is over: none of its workers is left."""
+        place = (ended.generation, ended.node)
+        there = self._seen.pop(place, {})
+        said = {seen.said for seen in there.values() if seen.said}
+        failed = bool(ended.exit_code or ended.signal)
+        if failed and any(not seen.said for seen in there.values()):
+            said = set()  # one of them had more to say, and did not come to it
+        self._post(
+            NodeEnded(
+                generation=ended.generation,
+                node=ended.node,
+                exit_code=ended.exit_code,
+                signal=ended.signal,
+                said=said.pop() if len(said) == 1 else "",
+                detail=ended.detail,
+            )
+        )
+
+    def expire(self, now: float, amnesty: float) -> None:
+        """Report nodes with a worker that is silent too long. Silence before `amnesty` does not count."""
+        for place, there in self._seen.items():
+            if place in self._lost or place in self._fenced:
+                continue
+            for local_rank, seen in there.items():
+                silent_s = self._silence(seen, now, amnesty)
+                if silent_s > self._timeout_s:
+                    self._lost.add(place)
+                    reason = f"worker {local_rank} gave no sign of life for {silent_s:.1f} s"
+                    self._post(WorkerLost(generation=place[0], node=place[1], reason=reason))
+                    break
+
+    # ---- what is asked
+
+    def at_gate(self, generation: int, node: str) -> tuple[m.WorkerHello, ...]:
+        """The hellos of a node's workers by local rank, when all of them are known; else ()."""
+        there = self._seen.get((generation, node), {})
+        if len(there) < self._per_node:
+            return ()
+        return tuple(there[local_rank].hello for local_rank in sorted(there))
+
+    def has_trained(self, generation: int) -> bool:
+        """Whether a script of this generation reached the library (false: level 0, or not there yet)."""
+        return any(seen.hello.stage == "training" for _, seen in self._each(generation))
+
+    def all_training(self, generation: int, nodes: Iterable[str]) -> bool:
+        """Whether every worker of these nodes has reached the library."""
+        return all(
+            len(there := self._seen.get((generation, node), {})) == self._per_node
+            and all(seen.hello.stage == "training" for seen in there.values())
+            for node in nodes
+        )
+
+    def is_fenced(self, generation: int, node: str) -> bool:
+        return (generation, node) in self._fenced
+
+    # ---- what is said
+
+    def send(self, generation: int, message: m.Message, stage: str) -> int:
+        """To all connected workers of a generation that are at `stage`; how many."""
+        count = 0
+        for _, seen in self._each(generation):
+            if seen.link is not None and seen.hello.stage == stage:
+                seen.link.send(message)
+                count += 1
+        return count
+
+    def send_to(self, generation: int, node: str, local_rank: int, message: m.Message) -> None:
+        seen = self._seen.get((generation, node), {}).get(local_rank)
+        if seen is not None and seen.link is not None:
+            seen.link.send(message)
+
+    def launched(self, generation: int, nodes: Iterable[str]) -> None:
+        """New workers are on their way to these nodes: what was fenced there is history."""
+        for node in nodes:
+            self._fenced.discard((generation, node))
+            self._lost.discard((generation, node))
+
+    def fence(self, generation: int, nodes: Iterable[str], reason: str, *, alone: bool = False) -> None:
+        """Whoever is left of `generation` on these nodes (none named: everywhere) must write nothing.
+
+        Also of older generations, unless `alone`.
+        """
+        named = set(nodes)
+        for place, there in self._seen.items():
+            too_old = place[0] < generation and alone
+            if place[0] > generation or too_old or (named and place[1] not in named):
+                continue
+            self._fenced.add(place)
+            for seen in there.values():
+                if seen.link is not None:
+                    seen.link.send(m.Fenced(generation=place[0], reason=reason))
+
+    def forget_before(self, generation: int) -> None:
+        """Drop what is known of older generations, but for those still connected."""
+        for place in [p for p in self._seen if p[0] < generation]:
+            if all(seen.link is None for seen in self._seen[place].values()):
+                del self._seen[place]
+        self._fenced = {place for place in self._fenced if place[0] >= generation}
+        self._lost = {place for place in self._lost if place[0] >= generation}
+
+    # ---- inside
+
+    def _all_at_gate(self, there: dict[int, WorkerSeen]) -> bool:
+        waiting = [seen for seen in there.values() if seen.hello.stage == "gate" and seen.link is not None]
+        return len(waiting) == self._per_node
+
+    def _silence(self, seen: WorkerSeen, now: float, amnesty: float) -> float:
+        """Seconds that count. One that left on purpose, or exchanges its process for the script, owes no sign."""
+        if seen.link is not None:
+            seen.heard = seen.link.heard
+        elif seen.hello.stage == "gate":
+            return 0.0
+        return 0.0 if seen.said else now - max(seen.heard, amnesty)
+
+    def _each(self, generation: int) -> list[tuple[str, WorkerSeen]]:
+        return [
+            (place[1], seen) for place, there in self._seen.items() if place[0] == generation for seen in there.values()
+        ]
+
+    def _of(self, link: Link) -> WorkerSeen | None:
+        hello = link.hello
+        if not isinstance(hello, m.WorkerHello):
+            return None
+        seen = self._seen.get((hello.generation, hello.node), {}).get(hello.local_rank)
+        return seen if seen is not None and seen.link is link else None
