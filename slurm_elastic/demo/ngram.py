@@ -41,7 +41,5 @@ class Ngram:
 
     def loss(self, text: bytes) -> float:
         """Mean negative log-likelihood in nats per byte."""
-        total = sum(
-            -math.log(self.probability(text[max(0, at - ORDER) : at], text[at])) for at in range(len(text))
-        )
+        total = sum(-math.log(self.probability(text[max(0, at - ORDER) : at], text[at])) for at in range(len(text)))
         return total / len(text)
