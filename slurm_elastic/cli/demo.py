@@ -17,7 +17,7 @@ STEPS = 800
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
-    help="Where to put it (default: a new folder in the temporary directory).",
+    help="Where to put it (default: a new folder).",
 )
 @click.option("--name", default="demo", show_default=True, help="Name of the testbed; two demos need two names.")
 @click.option("--keep", is_flag=True, help="Leave the testbed up at the end, to look around.")

@@ -46,7 +46,8 @@ class Block(nn.Module):
         )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x_BTD = x_BTD + self.out(mixed.transpose(1, 2).reshape(B, T, D))
-        return x_BTD + self.mlp(self.norm_mlp(x_BTD))
+        out_BTD: Tensor = x_BTD + self.mlp(self.norm_mlp(x_BTD))
+        return out_BTD
 
 
 class Gpt(nn.Module):

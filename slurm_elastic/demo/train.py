@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import slurm_elastic.training as elastic
 from slurm_elastic.demo.model import Gpt, Shape, loss_of
 from slurm_elastic.demo.text import load_text, split
+from slurm_elastic.training.settings import Overrides
 
 PEAK_LR = 1.2e-2
 WARM_UP_STEPS = 20
@@ -40,7 +41,9 @@ def sequences(text: bytes, context: int) -> Tensor:
 def evaluate(model: Gpt, held_out: Tensor) -> float:
     """Mean loss in nats per byte over the held-out text."""
     model.eval()
-    total = sum(float(loss_of(model, part.long())) * len(part) for part in held_out.split(EVALUATION_BATCH))
+    total = 0.0
+    for part in torch.split(held_out, EVALUATION_BATCH):
+        total += loss_of(model, part.long()).item() * len(part)
     return total / len(held_out)
 
 
@@ -48,7 +51,8 @@ def main() -> None:
     torch.set_num_threads(1)
     steps = int(os.environ["DEMO_STEPS"])
     alone = os.environ.get("DEMO_ALONE")
-    run = elastic.init(seed=0, global_batch_size=GLOBAL_BATCH, **({"directory": alone} if alone else {}))
+    where: Overrides = {"directory": alone} if alone else {}
+    run = elastic.init(seed=0, global_batch_size=GLOBAL_BATCH, **where)
     shape = Shape()
     training, held_out = (sequences(part, shape.context) for part in split(load_text()[1]))
     torch.manual_seed(0)
