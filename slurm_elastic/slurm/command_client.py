@@ -97,7 +97,10 @@ class CommandSlurm:
         said = done.stdout + done.stderr
         if done.returncode and not _NO_SUCH_NODE.search(said):
             raise self._noted(refusal(argv, done.returncode, said))
-        return self._parsed(parse_records.nodes, done.stdout)
+        found = self._parsed(parse_records.nodes, done.stdout)
+        if not found and not done.returncode:
+            raise self._noted(SlurmUnknown("scontrol succeeded without naming a node"))
+        return found
 
     def submit(self, request: BatchRequest) -> int:
         if request.token and (known := self._find(request.token)):

@@ -19,7 +19,7 @@ _RANGES = re.compile(r"\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*", re.ASCII
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Names of a host list in natural order, each once. "" and "(null)" are no hosts.
+    """Names of a host list, each once, in its order (which per-node counts of Slurm follow). "" is no hosts.
 
     Raises ValueError for a malformed list, or for one of more than 65,536 names (without expanding it).
     """
@@ -28,13 +28,15 @@ def expand(text: str) -> tuple[str, ...]:
         return ()
     if len(text) > _LONGEST_TEXT:
         raise ValueError(f"host list of {len(text)} characters")
-    total = sum(_size(pattern, text) for pattern in _patterns(text))
+    patterns = _patterns(text)
+    total = sum(_size(pattern, text) for pattern in patterns)
     if total > LARGEST:
         raise ValueError(f"host list of {total} names, {LARGEST} are allowed: {text[:80]!r}")
     try:
-        return tuple(str(name) for name in NodeSet(text, resolver=RESOLVER_NOGROUP))
+        sets = [NodeSet(pattern, resolver=RESOLVER_NOGROUP) for pattern in patterns]
     except NodeSetException as broken:
         raise ValueError(f"not a host list: {text[:80]!r} ({broken})") from broken
+    return tuple(dict.fromkeys(str(name) for names in sets for name in names))
 
 
 def fold(names: Iterable[str]) -> str:

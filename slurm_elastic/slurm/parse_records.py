@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 
@@ -18,7 +19,7 @@ _SETTING = re.compile(r"(\S+)\s+= ?(.*)")
 def records(output: str, first_key: str) -> Iterator[dict[str, str]]:
     """Each record that starts with `first_key` ("JobId"). Other lines ("No jobs in the system") are skipped."""
     starts = [found.start() for found in re.finditer(rf"(?m)^[ \t]*{re.escape(first_key)}=", output)]
-    for start, end in zip(starts, [*starts[1:], len(output)], strict=True):
+    for start, end in itertools.pairwise([*starts, len(output)]):
         chunk = re.split(r"\n(?=[#$])", output[start:end])[0]
         yield _pairs(chunk)
 

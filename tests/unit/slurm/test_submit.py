@@ -1,0 +1,164 @@
+import json
+import shlex
+
+import pytest
+
+from slurm_elastic import config
+from slurm_elastic.cli import main
+from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.slurm import command_client, run_jobs
+from slurm_elastic.testing.memory_slurm import MemorySlurm
+
+YAML = """\
+run:
+  name: demo
+  dir: my run
+  command: [python, train.py]
+base:
+  nodes: 2
+  qos: base
+  time: 2h
+elastic:
+  min_nodes: 2
+  max_nodes: 4
+"""
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    slurm = MemorySlurm()
+    monkeypatch.setattr(command_client, "CommandSlurm", lambda: slurm)
+    return slurm
+
+
+@pytest.fixture
+def yaml(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(YAML)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory(tmp_path / "my run")
+
+
+def submit(*words):
+    return main.run(["submit", *map(str, words)])
+
+
+def test_a_run_is_submitted_and_told_how_to_watch(slurm, yaml, run, capsys):
+    assert submit(yaml) == 0
+
+    (request,) = slurm.requests
+    (job,) = slurm.known_jobs.values()
+    said = capsys.readouterr().out
+    assert f"submitted base job {job.job_id}" in said
+    assert f"slurm-elastic status {shlex.quote(str(run.path))} --watch" in said
+    assert (job.name, job.num_nodes, job.requeue) == ("demo", 2, True)
+    assert run_jobs.token_of(run, job.comment).startswith("base-")
+    assert request.script.parent == run.jobs
+    assert f"run_dir='{run.path}'" in request.script.read_text()
+
+
+def test_the_run_keeps_settings_that_mean_the_same_from_its_own_directory(slurm, yaml, run):
+    submit(yaml)
+
+    assert config.load(run.config) == config.load(yaml)
+    assert config.load(run.config).run.workdir == str(yaml.parent)
+
+
+def test_json_has_the_job_and_the_directory(slurm, yaml, run, capsys):
+    assert submit(yaml, "--json") == 0
+
+    said = json.loads(capsys.readouterr().out)
+    assert said == {
+        "job_id": 1,
+        "name": "demo",
+        "run_dir": str(run.path),
+        "script": str(slurm.requests[0].script),
+    }
+
+
+def test_a_dry_run_shows_everything_and_touches_nothing(slurm, yaml, run, capsys):
+    assert submit(yaml, "--dry-run") == 0
+
+    said = capsys.readouterr().out
+    assert "#SBATCH --nodes=2" in said
+    assert said.rstrip().splitlines()[-1].startswith("sbatch --parsable --job-name=demo")
+    assert slurm.queries == 0
+    assert not run.path.exists()
+
+
+def test_preparing_makes_the_script_but_no_job(slurm, yaml, run, capsys):
+    assert submit(yaml, "--prepare") == 0
+
+    program, script = shlex.split(capsys.readouterr().out)
+    assert program == "sbatch"
+    assert "#SBATCH --comment=slurm-elastic:" in (run.jobs / script).read_text()
+    assert slurm.known_jobs == {}
+
+
+def test_a_finished_run_is_not_run_again(slurm, yaml, run, capsys):
+    run.create()
+    run.done.write_text("{}")
+
+    assert submit(yaml) == 2
+    assert "is finished" in capsys.readouterr().err
+    assert slurm.known_jobs == {}
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "PREEMPTED", "STRANGE"])
+def test_a_run_that_may_still_run_is_not_submitted_again_and_keeps_its_settings(slurm, yaml, run, capsys, state):
+    submit(yaml)
+    slurm.end(1, state)
+    before = run.config.read_text()
+    yaml.write_text(YAML.replace("max_nodes: 4", "max_nodes: 6"))
+
+    assert submit(yaml) == 2
+    assert f"running already: base job 1 is {state}" in capsys.readouterr().err
+    assert list(slurm.known_jobs) == [1]
+    assert run.config.read_text() == before
+
+
+@pytest.mark.parametrize("again", ["the file", "the run directory"])
+def test_a_run_whose_base_job_is_gone_goes_on(slurm, yaml, run, again):
+    submit(yaml)
+    slurm.end(1, "CANCELLED")
+
+    assert submit(yaml if again == "the file" else run.path) == 0
+    assert list(slurm.known_jobs) == [1, 2]
+    assert slurm.known_jobs[1].comment != slurm.known_jobs[2].comment
+
+
+def test_nothing_is_submitted_while_slurm_does_not_say_what_runs(slurm, yaml, run, capsys):
+    run.create()
+    slurm.silent = "connect failure"
+
+    assert submit(yaml) == 3
+    assert "got no answer" in capsys.readouterr().err
+    assert slurm.known_jobs == {}
+
+
+def test_a_directory_that_cannot_be_made_is_the_users_to_mend(slurm, yaml, run, capsys):
+    run.path.write_text("a file in the way")
+
+    assert submit(yaml) == 2
+    assert "cannot make the run directory" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(slurm, tmp_path, capsys):
+    assert submit(tmp_path / "no.yaml") == 2
+    assert "no.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("launcher", "template"), [("torch", "Slurm starts it at whatever size"), ("mpi", "one MPI world")]
+)
+def test_a_single_job_of_either_launcher(slurm, yaml, launcher, template, capsys):
+    yaml.write_text(YAML.replace("  name: demo", f"  name: demo\n  layout: single\n  launcher: {launcher}"))
+
+    assert submit(yaml, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert template in said
+    assert "#SBATCH --nodes=2-4" in said
