@@ -51,8 +51,10 @@ def main() -> None:
     torch.set_num_threads(1)
     steps = int(os.environ["DEMO_STEPS"])
     alone = os.environ.get("DEMO_ALONE")
-    where: Overrides = {"directory": alone} if alone else {}
-    run = elastic.init(seed=0, global_batch_size=GLOBAL_BATCH, **where)
+    settings: Overrides = {"global_batch_size": GLOBAL_BATCH}
+    if alone:
+        settings["directory"] = alone
+    run = elastic.init(seed=0, **settings)
     shape = Shape()
     training, held_out = (sequences(part, shape.context) for part in split(load_text()[1]))
     torch.manual_seed(0)
