@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 LEAVE_S = 20.0  # agents may take this long to end their steps and go before their jobs are cancelled
 EMPTY_S = 120.0  # Slurm may take this long to have ended everything; then the base job ends all the same
-LOOK_S = 2.0
+FIRST_LOOK_S, LOOK_S = 0.3, 2.0  # the first ones soon: agents leave within a second
 REJOIN_S = 15.0
 
 
@@ -53,6 +53,7 @@ class End:
         """No companion is left: agents are asked, then jobs are cancelled, pending ones at once."""
         start = time.monotonic()
         asked: set[int] = set()
+        pause_s = FIRST_LOOK_S
         while time.monotonic() - start < EMPTY_S:
             for job_id in self.agents.connected("companion"):
                 if job_id not in asked:
@@ -69,7 +70,8 @@ class End:
                 leaving = job.job_id in asked and time.monotonic() - start < LEAVE_S
                 if not leaving and job.state != "COMPLETING":
                     await self.companions.cancel(CancelJob(job_id=job.job_id, reason=ending.reason))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_S)
         log.error("jobs of this run may be left: Slurm did not end them within %g s", EMPTY_S)
 
     def _is_left(self, job: Job) -> bool:
