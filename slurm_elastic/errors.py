@@ -13,6 +13,7 @@ SlurmElasticError                 exit code 1
 │   └── PeerClosed                1   the connection ended
 ├── CheckpointError               1   incomplete, corrupt, or not ours
 │   └── CheckpointVersionError    1   written by another release: neither loaded nor called corrupt
+├── RequestNotTaken               1   a running supervisor did not do what the command line asked, in time
 ├── TestbedError                  1   the cluster on this machine could not be made to do it
 └── MissingDependency             1   an optional package or program is needed for this
 """
@@ -108,6 +109,10 @@ class CheckpointError(SlurmElasticError):
 
 class CheckpointVersionError(CheckpointError):
     """A checkpoint of another release. It may be fine, so it is never marked bad and never skipped."""
+
+
+class RequestNotTaken(SlurmElasticError):
+    """The supervisor did not take a request, or the run has not ended, in time. A request not taken was withdrawn."""
 
 
 class TestbedError(SlurmElasticError):

@@ -6,6 +6,7 @@ The supervisor is the only writer. Readers skip lines they cannot read (a torn l
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -43,7 +44,10 @@ class EventLog:
         event = Happening(round(self._clock(), 3), kind, generation, reason, figures)
         if self._out is None:
             self._out = open_for_append(self._path)
-        self._out.write(msgspec.json.encode(event.as_json()) + b"\n")
+        body = msgspec.json.encode(event.as_json()) + b"\n"
+        if self._out.write(body) != len(body):
+            self.close()  # opening again starts a new line
+            raise OSError(errno.ENOSPC, "an event was written in part", str(self._path))
         return event
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ steps that will be done again; so the finished file has exactly one line per ste
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,19 +48,29 @@ class Ledger:
         return self._last
 
     def append(self, generation: int, steps: Sequence[StepDone]) -> int:
-        """Write the steps that are not in it yet (messages may come twice); how many these were."""
+        """Write the steps that are not in it yet (messages may come twice); how many these were.
+
+        Raises OSError (disk full): the file stays whole, and the same call may be made again.
+        """
         after = self._last.step if self._last else 0
         lines = [_line(generation, done) for done in steps if done.step > after]
         if not lines:
             return 0
         if self._out is None:
             self._out = open_for_append(self._path)
-        self._out.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        body = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        try:
+            if (written := self._out.write(body)) != len(body):
+                raise OSError(errno.ENOSPC, f"only {written} of {len(body)} bytes were written", str(self._path))
+        except OSError:
+            self.close()
+            self._cut_after(None)  # whole lines that got through stay, and count
+            raise
         self._last = lines[-1]
         return len(lines)
 
     def rewind(self, step: int) -> int:
-        """Cut the lines of steps after `step`, durably; how many these were. Before a generation resumes from `step`."""
+        """Cut the lines of steps after `step`, durably, before a generation resumes from it; how many these were."""
         self.close()
         return self._cut_after(step)
 
@@ -78,18 +89,18 @@ class Ledger:
         if not self._path.exists():
             self._last = None
             return 0
-        keep_bytes, dropped = 0, 0
+        keep_bytes, dropped, cutting = 0, 0, False
         last = None
         with self._path.open("rb") as lines:
             for raw in lines:
                 line = parse_line(raw)
-                if line is not None and raw.endswith(b"\n") and not dropped and (step is None or line.step <= step):
-                    last, keep_bytes = line, keep_bytes + len(raw)
-                    continue
-                if line is None and step is None and raw.endswith(b"\n"):
-                    keep_bytes += len(raw)  # foreign, but a whole line: kept, readers skip it
-                    continue
-                dropped += line is not None
+                torn = line is None and not raw.endswith(b"\n")
+                cutting = cutting or torn or (line is not None and step is not None and line.step > step)
+                if cutting:
+                    dropped += line is not None
+                else:
+                    keep_bytes += len(raw)
+                    last = line or last
         if keep_bytes != self._path.stat().st_size:
             with self._path.open("r+b") as out:
                 out.truncate(keep_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -25,4 +26,4 @@ def curve(values: Sequence[float], *, width: int = 72, height: int = 8, label: s
 
 def _averaged(values: Sequence[float], columns: int) -> list[float]:
     bounds = [len(values) * column // columns for column in range(columns + 1)]
-    return [sum(values[a:b]) / (b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]

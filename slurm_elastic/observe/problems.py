@@ -103,7 +103,7 @@ def _of_companions(state: State, now: float) -> Iterator[Problem]:
         yield Problem(
             kind="never_joined",
             problem=f"{state.never_joined} companions ended before they reported",
-            hint="taken back at once by the scheduler, or their nodes cannot reach the supervisor: logs/slurm-<job>.out",
+            hint="taken back at once by the scheduler, or cut off from the supervisor: see logs/slurm-<job>.out",
         )
     if (state.snooze_until or 0.0) > now and not state.submit_blocked:
         left = format_duration((state.snooze_until or 0.0) - now)
@@ -128,8 +128,8 @@ def _of_job(allocation: Allocation, now: float) -> Iterator[Problem]:
     if allocation.deadline is not None and now > allocation.deadline + OVERDUE_S and allocation.released_at is None:
         yield Problem(
             kind="preemption_overdue",
-            problem=f"{who} should have been taken back {format_duration(now - allocation.deadline)} ago and still runs",
-            hint="a known fault of some Slurm controllers: PreemptTime is set, the job is never killed; training goes on",
+            problem=f"{who} was to be taken back {format_duration(now - allocation.deadline)} ago and still runs",
+            hint="some Slurm controllers set PreemptTime and never kill the job; training goes on",
             since=allocation.deadline,
         )
 

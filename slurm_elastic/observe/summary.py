@@ -98,11 +98,11 @@ def report(summary: Summary) -> str:
         f"{row.reason}"
         for row in summary.transitions
     ]
+    counts = f"{summary.steps} steps in {summary.generations} generations, {len(rows)} transitions"
+    samples = f"samples lost: {summary.samples_lost}, repeated: {summary.samples_repeated}"
     end = [
-        f"{summary.steps} steps in {summary.generations} generations, {len(rows)} transitions; "
-        f"training stood still for {summary.stall_s:.1f} s in all",
-        f"samples lost: {summary.samples_lost}, repeated: {summary.samples_repeated}; "
-        f"steps done again: {summary.steps_lost}",
+        f"{counts}; training stood still for {summary.stall_s:.1f} s in all",
+        f"{samples}; steps done again: {summary.steps_lost}",
     ]
     for name, loss in (
         ("final loss", summary.final_loss),

@@ -1,0 +1,64 @@
+"""Asking a running supervisor for something: a file in <run>/requests/, which it takes and removes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from slurm_elastic.cli.find_run import find_run
+from slurm_elastic.errors import RequestNotTaken, UserMistake
+from slurm_elastic.observe.status import Status, read_status
+from slurm_elastic.rundir import RunDirectory, replace_json
+
+TAKEN_WITHIN_S = 15.0
+LOOK_AGAIN_S = 0.1
+
+
+def running(name: str) -> tuple[RunDirectory, Status]:
+    """The run and its status. Raises UserMistake when it has ended or has not begun."""
+    run = find_run(name)
+    found = read_status(run.status)
+    if run.done.exists() or (found is not None and found.state in ("finished", "stopped", "failed")):
+        state = found.state if found else "finished"
+        raise UserMistake(f"the run {run.path} is over ({state})", fix="`slurm-elastic submit` starts one")
+    if found is None:
+        raise UserMistake(
+            f"the run {run.path} has not started: no supervisor has reported",
+            fix="wait until its base job runs (squeue), or scancel that job",
+        )
+    return run, found
+
+
+def ask(run: RunDirectory, request: dict[str, Any], within_s: float = TAKEN_WITHIN_S) -> None:
+    """Put the request down and wait until it was taken. Raises RequestNotTaken; the request is withdrawn then."""
+    path = run.requests / f"{time.time_ns()}-{secrets.token_hex(4)}.json"
+    try:
+        replace_json(path, request)
+    except OSError as broken:
+        raise UserMistake(f"cannot write {path}: {broken.strerror}", fix="are you the owner of this run?") from broken
+    if not wait_until(lambda: not path.exists(), within_s) and _withdrawn(path):
+        raise RequestNotTaken(
+            f"the supervisor did not answer within {within_s:.0f} s; the request was withdrawn",
+            fix=f"`slurm-elastic status {run.path}` shows when it was last seen; ask again when it is back",
+        )
+
+
+def wait_until(holds: Callable[[], bool], within_s: float) -> bool:
+    """Whether `holds` became true within `within_s` seconds."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_AGAIN_S)
+    return True
+
+
+def _withdrawn(path: Any) -> bool:
+    """False when it was taken at the last moment."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
