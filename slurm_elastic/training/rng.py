@@ -29,8 +29,14 @@ def mixed(*numbers: int) -> int:
 
 
 def seed_all(*numbers: int) -> None:
-    """Seed torch (all devices), numpy's global generator and `random`."""
+    """Seed torch on the CPU and on this process's CUDA device, numpy's global generator and `random`.
+
+    Not by torch.manual_seed: without a device in use, torch 2.13 takes a stack trace there for every kind of device
+    (about 1 ms), and keeps each call for later.
+    """
     seed = mixed(*numbers)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import slurm_elastic.training as elastic
 from tests.training.worlds import die
 
-SAMPLES = 101
+SAMPLES = 61
 GLOBAL_BATCH = 8
 EPOCHS = 2
 
@@ -23,11 +23,11 @@ EPOCHS = 2
 class Plot:
     """How one generation ends: by itself, by a drain asked for after `stop_after`, or by a death at `die_at`."""
 
-    kind: str  # "ddp", "fsdp", "plain"
+    kind: str = "plain"  # "ddp", "fsdp", "plain"
     stop_after: int = 0
     die_at: int = 0
     die_rank: int = 0
-    background_saves: bool = False
+    background: bool = False
 
 
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +55,7 @@ def train(rank: int, directory: Path, plot: Plot) -> None:
         global_batch_size=GLOBAL_BATCH,
         micro_batch_size=2,
         checkpoint_every_steps=4,
-        checkpoint_async=plot.background_saves,
+        checkpoint_async=plot.background,
     )
     inputs, targets = samples()
     model = network(plot.kind)

@@ -14,7 +14,14 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "slurm_elastic.training.session"]
+PRELOAD = [
+    "torch",
+    "torch._dynamo",
+    "numpy.random",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "slurm_elastic.training.session",
+]
 
 
 @dataclass(frozen=True)
