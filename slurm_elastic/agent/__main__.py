@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from slurm_elastic import config
 from slurm_elastic.agent import leftovers, notices
@@ -24,7 +25,7 @@ from slurm_elastic.slurm.environment import scrubbed
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    run_dir = RunDirectory(options.run_dir)
+    run_dir = RunDirectory(options.run_dir.absolute())
     try:
         setup = _setup(run_dir, options.role, options.again)
     except SlurmElasticError as mistake:
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="slurm_elastic.agent")
-    parser.add_argument("--run-dir", type=os.path.abspath, required=True)
+    parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--role", choices=("base", "companion"), required=True)
     parser.add_argument("--again", action="store_true", help="an agent of this job ended unexpectedly before")
     parser.add_argument("--report-fd", type=int, default=-1, help="where the keeper reads the verdict")

@@ -15,7 +15,7 @@ from typing import Any
 
 from slurm_elastic.agent import notices
 from slurm_elastic.agent.failure import NODE_FAILED
-from slurm_elastic.agent.steps import Companionship, StepOver, StepPlace, Steps, StepSpec
+from slurm_elastic.agent.steps import SideStep, StepOver, StepPlace, Steps, StepSpec
 from slurm_elastic.machine.events import StepHeld
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.wire import messages as m
@@ -87,7 +87,7 @@ class Agent:
     def run(self) -> Verdict:
         """Until the supervisor releases this allocation, or there is none for too long. No step is left then."""
         self._channel.start()
-        deputy = Companionship(self._setup.deputy, self._setup.place) if self._setup.deputy else None
+        deputy = SideStep(self._setup.deputy, self._setup.place) if self._setup.deputy else None
         while True:
             verdict = self._react(self._queue.get())
             if verdict is not None:

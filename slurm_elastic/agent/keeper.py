@@ -1,7 +1,8 @@
 """`python -m slurm_elastic.agent.keeper`: what a batch script execs. A small parent that outlives its children.
 
-It starts the agent and, in the base job, the supervisor, else a deputy; starts them again when they are killed; passes notices on to
-the agent; and ends with the job's exit code once the agent was released. A run that has its DONE marker is not started.
+It starts the agent and, in the base job, the supervisor, else a deputy; starts them again when they are killed; passes
+notices on to the agent; and ends with the job's exit code once the agent was released. A run that has its DONE marker
+is not started.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from slurm_elastic.agent.death import die_with_parent
 from slurm_elastic.agent.signals import NOTICES
@@ -167,10 +169,10 @@ class Keeper:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="slurm_elastic.agent.keeper")
-    parser.add_argument("--run-dir", type=os.path.abspath, required=True)
+    parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--role", choices=("base", "companion", "single"), required=True)
     options = parser.parse_args(arguments)
-    run_dir = RunDirectory(options.run_dir)
+    run_dir = RunDirectory(options.run_dir.absolute())
     if run_dir.done.exists():
         print(f"slurm-elastic: the run in {run_dir.path} is done; nothing to do")
         return 0

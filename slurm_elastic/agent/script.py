@@ -9,6 +9,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,13 +76,28 @@ def _is_this_python(program: str) -> bool:
 
 
 def _quiet_notices() -> None:
-    """A notice never kills a script by accident; one that handles these signals itself replaces this."""
-    worker = os.getpid()
+    """A notice never kills a script by accident; one that handles these signals itself replaces this.
 
-    def ignore(number: int, _frame: types.FrameType | None) -> None:
-        if os.getpid() != worker:  # a forked child: multiprocessing ends its children by SIGTERM
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+    Forked children get the default SIGTERM back: multiprocessing ends its children by it. Notices are blocked around a
+    fork, or one that is sent to a child in its first moments would be lost.
+    """
+    masks = threading.local()
+
+    def ignore(_number: int, _frame: types.FrameType | None) -> None:
+        return
+
+    def before() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+
+    def in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def in_child() -> None:
+        for number in NOTICES:
+            if signal.getsignal(number) is ignore:
+                signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
 
     for number in NOTICES:
         signal.signal(number, ignore)
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)

@@ -146,7 +146,7 @@ class _Step:
         process.kill()
 
 
-class Companionship:
+class SideStep:
     """A step that runs for as long as we do: started again when it fails, left alone when it has nothing more to do."""
 
     def __init__(self, spec: StepSpec, place: StepPlace) -> None:

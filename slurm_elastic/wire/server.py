@@ -37,6 +37,7 @@ class WireServer:
         self._sockets: set[Link] = set()
         self._strangers: set[Link] = set()
         self._all_lost = asyncio.Event()
+        self._is_closing = False
         self._refusals: dict[str, int] = {}
         self._numbers = count(1)
         self._server: asyncio.Server | None = None
@@ -60,6 +61,7 @@ class WireServer:
         """Stop listening, send what is queued, close all links (the handler hears of each). Takes `closing_s`."""
         if self._server is None:
             return
+        self._is_closing = True
         self._server.close()
         self._server = None
         for link in tuple(self._sockets):
@@ -75,6 +77,8 @@ class WireServer:
 
     def opened(self, link: Link) -> str:
         self._sockets.add(link)
+        if self._is_closing:
+            return "it came when the supervisor ended"
         self._strangers.add(link)
         if len(self._sockets) > self.limits.connections:
             return f"more than {self.limits.connections} connections"
