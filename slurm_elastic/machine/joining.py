@@ -147,7 +147,9 @@ def _launch_again(turn: Turn, event: AgentJoined) -> None:
         return
     held = {step.node for step in event.steps if step.generation == following.number}
     absent = tuple(m for m in following.members if m.job_id == event.job_id and m.node not in held)
-    absent = tuple(m for m in absent if following.end_of(m.node) is None)
+    there = turn.state.allocation(event.job_id)
+    nodes = () if there is None else there.nodes
+    absent = tuple(m for m in absent if m.node in nodes and following.end_of(m.node) is None)
     if absent:
         turn.order(LaunchWorkers(generation=following.number, members=absent))
         turn.hold(event.job_id, *(StepHeld(generation=following.number, node=m.node) for m in absent))
