@@ -55,10 +55,10 @@ def _option_lines(options: Mapping[str, str | bool]) -> Iterable[str]:
 
 
 def _sbatch_quoted(value: str) -> str:
-    """sbatch reads these lines itself: a backslash takes the meaning of any character, also inside quotes."""
+    """sbatch reads these lines itself: in double quotes only a backslash and a double quote mean something."""
     if _PLAIN.fullmatch(value):
         return value
-    return "".join(character if _PLAIN.fullmatch(character) else f"\\{character}" for character in value)
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _replace(text: str, block: str, lines: Iterable[str]) -> str:

@@ -93,3 +93,19 @@ def test_flags_values_and_absent_options():
 def test_templates_lie_at_the_top_of_a_checkout_and_inside_the_package():
     assert Path(templates.FOLDER).resolve().name == "sbatch_templates"
     assert {path.stem for path in templates.FOLDER.iterdir()} == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("a b", '"a b"'),
+        ('a "b" c', '"a \\"b\\" c"'),
+        ("back\\slash", '"back\\\\slash"'),
+        ("it's # 1", '"it\'s # 1"'),
+        ("/runs/x-%j.out", "/runs/x-%j.out"),
+    ],
+)
+def test_option_values_are_quoted_as_sbatch_reads_them_which_is_not_as_a_shell_does(value, line):
+    text = templates.render("base", {"comment": value}, {})
+
+    assert f"#SBATCH --comment={line}\n" in text
