@@ -83,9 +83,7 @@ def _list(json_wanted: bool) -> None:
         columns = ("run", "state", "nodes", "step", "problems", "run_dir")
         for row in rows:
             row["state"] += " (supervisor away)" if row["stale"] else ""
-        as_table(
-            ("run", "state", "nodes", "step", "problems", "directory"), [[row[c] for c in columns] for row in rows]
-        )
+        as_table((*columns[:-1], "directory"), [[row[name] for name in columns] for row in rows])
     else:
         click.echo("no runs; `slurm-elastic submit run.yaml` starts one")
 

@@ -146,15 +146,15 @@ class Audit:
         return not (self.missing or self.different)
 
 
-def audit(lines: Iterable[LedgerLine], reference: Mapping[int, LedgerLine] | None = None) -> Audit:
-    """Whether every step is there once and, with a `reference` (by step), used exactly its samples.
+def audit(lines: Iterable[LedgerLine], reference: Mapping[int, LedgerLine] | None = None, *, after: int = 0) -> Audit:
+    """Whether every step from `after` + 1 on is there and, with a `reference` (by step), used exactly its samples.
 
-    Without one, a step outside the sequence is all that can be seen: its samples were lost.
+    Without one, a missing step is all that can be seen: its samples were lost.
     """
     ours = {line.step: line for line in lines}
-    first, last = (min(ours), max(ours)) if ours else (1, 0)
+    last = max(ours, default=0)
     typical = ours[last].samples if ours else 0
-    missing = tuple(step for step in range(first, last + 1) if step not in ours)
+    missing = tuple(step for step in range(after + 1, last + 1) if step not in ours)
     known = reference or {}
     different = tuple(
         step for step, line in ours.items() if step in known and line.samples_sha256 != known[step].samples_sha256

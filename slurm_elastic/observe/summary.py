@@ -115,10 +115,10 @@ def report(summary: Summary) -> str:
 
 
 def _with_samples(row: Transition, lines: Sequence[LedgerLine], reference: Mapping[int, LedgerLine]) -> Transition:
-    """Charge a transition with what is wrong between the last step before it and the last of its generation."""
+    """Charge a transition with what is wrong from the last step before it to the last of its generation."""
     own = [line for line in lines if line.generation == row.generation]
     if not own:
         return row
-    before = [line for line in lines if line.step < own[0].step][-1:]
-    found = audit([*before, *own], reference)
+    before = max((line.step for line in lines if line.step < own[0].step), default=0)
+    found = audit(own, reference, after=before)
     return msgspec.structs.replace(row, samples_lost=found.samples_lost, samples_repeated=found.samples_repeated)

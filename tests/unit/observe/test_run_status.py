@@ -90,9 +90,8 @@ def test_training_without_steps_is_a_problem_after_a_while_that_fits_its_pace(st
 
 
 def test_refused_peers_and_warnings_are_shown_with_their_counts(state: State, figures: Figures) -> None:
-    noisy = msgspec.structs.replace(
-        figures, refused_peers={"10.0.0.9": 3, "10.0.0.8": 7}, warnings=("handler replaced",)
-    )
+    peers = {"10.0.0.9": 3, "10.0.0.8": 7}
+    noisy = msgspec.structs.replace(figures, refused_peers=peers, warnings=("handler replaced",))
 
     first, second = status_of(state, noisy).problems
     assert first.problem == "refused connections from 10.0.0.8 (7), 10.0.0.9 (3)"

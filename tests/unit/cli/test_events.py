@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from run_on_disk import make_run
+
+from slurm_elastic.cli.main import run as command
+from slurm_elastic.observe.events import EventLog
+
+
+@pytest.fixture
+def run_path(tmp_path: Path) -> Path:
+    run = make_run(tmp_path / "gpt")
+    log = EventLog(run.events, clock=lambda: 1_700_000_000.0)
+    log.append("checkpoint", 2, "published", step=100)
+    log.append(
+        "transition", 3, "job 40 preempted\x1b[31m", transition="shrink", from_workers=4, to_workers=3, stall_s=1.25
+    )
+    return run.path
+
+
+def test_why_did_it_shrink_is_one_command(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["events", str(run_path), "--kind", "transition"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert "gen 3" in lines[0] and "job 40 preempted?" in lines[0]
+    assert "[transition=shrink from_workers=4 to_workers=3 stall_s=1.25]" in lines[0]
+
+
+def test_json_is_one_object_per_line(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["events", str(run_path), "--json"]) == 0
+
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == {"time": 1.7e9, "kind": "checkpoint", "generation": 2, "reason": "published", "step": 100}
+    assert second["kind"] == "transition" and second["stall_s"] == 1.25
+
+
+def test_follow_shows_what_comes_and_ends_with_the_run(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def later() -> None:
+        EventLog(run_path / "events.jsonl").append("end", 3, "finished")
+        (run_path / "DONE").write_text("done\n")
+
+    timer = threading.Timer(0.1, later)
+    timer.start()
+    assert command(["events", str(run_path), "--json", "--follow"]) == 0
+    timer.join()
+
+    assert [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()] == [
+        "checkpoint", "transition", "end"
+    ]  # fmt: skip
+
+
+def test_a_run_without_events_yet_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["events", str(make_run(tmp_path / "new", status=None).path)]) == 0
+    assert capsys.readouterr().out == ""
