@@ -41,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return SENT_AWAY
     os.environ.update(rank_environment(who, gate, options.run_id, options.max_restarts))
     if in_process:
-        script.run_python(options.command)
-        return 0
+        script.leave(script.run_python(options.command))
     try:
         script.exec_command(options.command, os.environ)
     except OSError as broken:
