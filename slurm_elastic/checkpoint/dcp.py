@@ -161,9 +161,12 @@ def _settle(
     try:
         manifest = _write(state_dict, draft, about, group)
     except CheckpointError as broken:
+        _discard(draft, group)
         outcome.set_exception(broken)
     except (CheckpointException, OSError, RuntimeError, ValueError, TypeError) as broken:
-        outcome.set_exception(_explained(broken, draft, about.step))
+        explained = _explained(broken, draft, about.step)
+        _discard(draft, group)
+        outcome.set_exception(explained)
     except BaseException as broken:
         outcome.set_exception(broken)
         raise
@@ -214,6 +217,12 @@ def _gathered_facts(draft: Path, rank: int, group: dist.ProcessGroup | None) -> 
     answers = all_gather_json({"problem": problem, "files": mine}, group)
     _raise_first(answers, draft)
     return {name: FileFacts(size, sha256) for answer in answers for name, (size, sha256) in answer["files"].items()}
+
+
+def _discard(draft: Path, group: dist.ProcessGroup | None) -> None:
+    """Give the space back: what a failed save left would keep a full disk full. Best effort; retention comes again."""
+    if group_rank(group) == 0:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _raise_first(answers: list[dict[str, Any]], draft: Path) -> None:
