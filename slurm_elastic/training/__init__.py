@@ -13,6 +13,9 @@ for batch in run.steps(data):
     optimizer.zero_grad()
 """
 
+import numpy.random  # noqa: F401
+import torch._dynamo  # noqa: F401 - torch does it on first use (0.9 s); workers should have it before their gate opens
+
 from slurm_elastic.training.batches import Batch, MicroBatch
 from slurm_elastic.training.session import Session, elastic_event_detected, init
 

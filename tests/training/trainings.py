@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class Plot:
     die_at: int = 0
     die_rank: int = 0
     background: bool = False
+    slow_s: float = 0.0  # extra time per step
 
 
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,6 +73,7 @@ def train(rank: int, directory: Path, plot: Plot) -> None:
                 computed_on += micro.indices[: micro.samples]
             if (batch.step, rank) == (plot.die_at, plot.die_rank):
                 die()
+            time.sleep(plot.slow_s)
             if plot.kind == "plain":
                 run.average_gradients(model)
             optimizer.step()

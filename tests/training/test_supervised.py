@@ -1,0 +1,114 @@
+"""Workers and their supervisor: orders come in over the wire, reports go out, and a fenced worker is silent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.checkpoint.publish import newest
+from slurm_elastic.training.control import FENCED_EXIT
+from slurm_elastic.wire import messages as m
+from slurm_elastic.wire.link import Link
+from tests.training.supervising import ScriptedSupervisor, publishing
+from tests.training.trainings import Plot, train
+from tests.training.worlds import WorldOfProcesses
+
+pytestmark = pytest.mark.training
+
+React = Callable[[ScriptedSupervisor, Link, m.AnyMessage], None]
+Start = Callable[[React], ScriptedSupervisor]
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[Start]:
+    started: list[ScriptedSupervisor] = []
+
+    def start(react: React) -> ScriptedSupervisor:
+        started.append(ScriptedSupervisor(tmp_path / "run", react))
+        return started[-1]
+
+    yield start
+    for supervisor in started:
+        supervisor.close()
+
+
+def run_world(supervisor: ScriptedSupervisor, size: int, plot: Plot, generation: int, resume: str = "") -> list[int]:
+    log = supervisor.run.path / "log"
+    environment = supervisor.environment(generation, resume)
+    codes = WorldOfProcesses(size, train, supervisor.run.path, plot, log=log, extra=environment).wait()
+    print(log.read_text())
+    return codes
+
+
+def draining(deadline: float | None = None) -> React:
+    """Tells rank 1, and nobody else, as soon as the first steps are reported."""
+
+    def react(supervisor: ScriptedSupervisor, link: Link, message: m.AnyMessage) -> None:
+        publishing(supervisor, link, message)
+        if isinstance(message, m.Steps) and not supervisor.said(m.Leaving):
+            drain = m.Drain(epoch=1, generation=message.generation, reason="notice", deadline=deadline)
+            supervisor.links[1].send(drain)
+
+    return react
+
+
+def test_one_rank_is_told_and_all_stop_after_the_same_step_with_a_public_checkpoint(supervised: Start) -> None:
+    supervisor = supervised(draining())
+
+    codes = run_world(supervisor, 3, Plot(slow_s=0.02), generation=1)
+
+    assert codes == [0, 0, 0]
+    leaving = [message for _, message in supervisor.said(m.Leaving)]
+    assert len(leaving) == 3
+    assert {(message.why, message.step) for message in leaving} == {("drained", leaving[0].step)}
+    found = newest(supervisor.run.checkpoints).checkpoint
+    assert found is not None and found.step == leaving[0].step < 16
+    assert not supervisor.run.ledger.exists()  # the supervisor's, under a supervisor
+
+
+def test_steps_are_reported_in_order_before_what_follows_from_them(supervised: Start) -> None:
+    supervisor = supervised(publishing)
+
+    codes = run_world(supervisor, 2, Plot(), generation=1)
+
+    assert codes == [0, 0]
+    reported = 0
+    for rank, message in supervisor.heard:
+        if isinstance(message, m.Steps):
+            assert rank == 0 and message.total_steps == 16
+            assert [done.step for done in message.steps] == list(range(reported + 1, message.steps[-1].step + 1))
+            reported = message.steps[-1].step
+        if isinstance(message, m.Saved):
+            assert reported >= message.step
+        if isinstance(message, m.Leaving):
+            assert (message.why, message.step) == ("finished", 16)
+    assert reported == 16
+
+
+def test_a_fenced_worker_exits_at_once_and_writes_nothing(supervised: Start) -> None:
+    def react(supervisor: ScriptedSupervisor, link: Link, message: m.AnyMessage) -> None:
+        if isinstance(message, m.Steps):
+            link.send(m.Fenced(generation=1, reason="generation 2 has begun"))
+
+    supervisor = supervised(react)
+
+    codes = run_world(supervisor, 1, Plot(slow_s=0.5), generation=1)
+
+    assert codes == [FENCED_EXIT]
+    assert not supervisor.said(m.Saved)
+    assert not list(supervisor.run.checkpoints.iterdir())
+
+
+def test_a_save_that_cannot_fit_is_skipped_loudly_on_all_ranks(supervised: Start) -> None:
+    supervisor = supervised(draining(deadline=time.time() - 5))
+
+    codes = run_world(supervisor, 2, Plot(slow_s=0.1), generation=1)
+
+    assert codes == [0, 0]
+    last = supervisor.said(m.Leaving)[0][1].step
+    saved = [message.step for _, message in supervisor.said(m.Saved)]
+    assert saved and last not in saved
+    assert [f"no save at step {last}" in message.text for _, message in supervisor.said(m.Warned)] == [True]
