@@ -89,11 +89,12 @@ def _refuse_if_running(run: RunDirectory, slurm: SlurmClient) -> None:
     from slurm_elastic.slurm.run_jobs import comment_of
     from slurm_elastic.slurm.states import Meaning, meaning
 
+    where = shlex.quote(str(run.path))
     for job in slurm.jobs(token_prefix=comment_of(run, _BASE)):
         if meaning(job.state, requeue=job.requeue) is not Meaning.OVER:
             raise UserMistake(
                 f"the run in {run.path} is running already: base job {job.job_id} is {job.state}",
-                fix=f"see `slurm-elastic status {run.path}`; end it with `slurm-elastic stop {run.path}` first",
+                fix=f"see `slurm-elastic status {where}`; end it with `slurm-elastic stop {where}` first",
             )
 
 

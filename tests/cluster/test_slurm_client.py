@@ -173,7 +173,12 @@ def test_a_stopped_controller_is_unknown_and_then_everything_is_as_before(cluste
             slurm.cancel(job_id)
     finally:
         cluster.start_controller()
-    time.sleep(3)  # the back-off after two silences
 
-    assert wait_for(CommandSlurm(environ=cluster.env), job_id, "RUNNING", 30).job_id == job_id
+    def answers():
+        try:
+            return slurm.jobs([job_id]) != ()
+        except SlurmUnknown:
+            return False  # away still, or left alone for a moment
+
+    cluster.wait_until(answers, 30, "an answer")
     assert slurm.jobs([job_id])[0].state == "RUNNING"
