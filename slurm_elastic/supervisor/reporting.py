@@ -71,7 +71,7 @@ class Reporter:
 
     def happened(self, fact: Event, before: State, after: State) -> None:
         """Events for what a person would want to know; most facts are not that."""
-        self._tell_fact(fact, after.generation)
+        self._tell_fact(fact, before)
         if after is before:
             return
         if after.last_transition is not before.last_transition:
@@ -127,7 +127,8 @@ class Reporter:
             warnings=seen.warnings,
         )
 
-    def _tell_fact(self, fact: Event, generation: int) -> None:
+    def _tell_fact(self, fact: Event, before: State) -> None:
+        generation = before.generation
         match fact:
             case SupervisorStarted():
                 self.note(
@@ -138,7 +139,7 @@ class Reporter:
                     restart_count=fact.restart_count,
                     resume_step=fact.resume_step,
                 )
-            case NodeEnded() if not fact.said and (fact.exit_code or fact.signal):
+            case NodeEnded() if not fact.said and (fact.exit_code or fact.signal) and _is_news(before, fact.generation):
                 figures = {"node": fact.node, "exit_code": fact.exit_code, "signal": fact.signal}
                 self.note("worker_failed", fact.generation, fact.detail, **figures)
             case WorkerLost():
@@ -168,3 +169,9 @@ class Reporter:
             self.note("job_back", generation, **job)
         if before.suspended != after.suspended:
             self.note("job_suspended" if after.suspended else "job_resumed", generation, **job)
+
+
+def _is_news(state: State, generation: int) -> bool:
+    """Whether nobody asked these workers to end."""
+    found = next((g for g in (state.live, state.next) if g is not None and g.number == generation), None)
+    return found is not None and found.killed_at is None
