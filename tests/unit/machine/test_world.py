@@ -172,9 +172,7 @@ def test_a_requeued_base_job_goes_on_with_the_companions_that_live() -> None:
     world.feed(e.SupervisorStarted(epoch=2, base_job_id=BASE, restart_count=1, rejoin_s=10.0))
     for job_id in world.companions():
         world.join(job_id)
-    world.feed(
-        e.AgentJoined(job_id=BASE, role="base", nodes=base.nodes, incarnation="2", restart_count=1)
-    )
+    world.feed(e.AgentJoined(job_id=BASE, role="base", nodes=base.nodes, incarnation="2", restart_count=1))
     world.pass_time(90)
 
     assert world.state.phase == "training"
@@ -301,10 +299,12 @@ def settle(world: World) -> None:
         assert live is not None
         assert live.well
         assert all(world.workers.get((live.number, n), ("", 0))[0] == TRAINS for n in live.nodes)
-        assert {g for g, _ in world.workers} <= {live.number} | ({world.state.next.number} if world.state.next else set())
+        assert {g for g, _ in world.workers} <= {live.number} | (
+            {world.state.next.number} if world.state.next else set()
+        )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(FAULTS)
 def test_after_any_faults_training_goes_on(faults: list[tuple[str, int, float]]) -> None:
     world = World(policy(max_restarts=99), free=["c1", "c2", "c3"]).start()

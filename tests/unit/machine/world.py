@@ -16,7 +16,12 @@ TRAINS, GATE = "trains", "gate"
 
 
 def policy(**changes: object) -> Policy:
-    values: dict[str, object] = {"allowed_nodes": (1, 2, 3, 4, 5), "max_nodes": 5, "base_nodes": 2, "launch_timeout": 30.0}
+    values: dict[str, object] = {
+        "allowed_nodes": (1, 2, 3, 4, 5),
+        "max_nodes": 5,
+        "base_nodes": 2,
+        "launch_timeout": 30.0,
+    }
     return Policy(**(values | changes))  # type: ignore[arg-type]
 
 
