@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shlex
 import sys
@@ -52,8 +53,19 @@ def submit(run_yaml: Path, dry_run: bool, prepare: bool, as_json: bool) -> None:
         _say(facts, as_json, f"sbatch {shlex.quote(str(request.script))}")
         return
     job_id = slurm.submit(request)
+    _list(run)
     facts = {"job_id": job_id, "name": settings.run.name, "run_dir": str(run.path), "script": str(request.script)}
     _say(facts, as_json, _how_to_watch(run, job_id))
+
+
+def _list(run: RunDirectory) -> None:
+    """So that `status` finds it from anywhere; a home that cannot be written costs only that."""
+    from slurm_elastic.observe.run_index import index_folder, remember
+
+    try:
+        remember(index_folder(os.environ), run.path)
+    except OSError as broken:
+        click.echo(f"note: `slurm-elastic status` will not list this run: {broken}", err=True)
 
 
 def _refuse_if_finished(run: RunDirectory) -> None:
