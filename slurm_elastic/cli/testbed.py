@@ -62,7 +62,7 @@ def testbed() -> None:
     type=click.Choice(["user-signal", "sigterm", "none"]),
     default=DEFAULTS.notice,
     show_default=True,
-    help="How it hears of it: its own --signal, TERM to its steps, or nothing.",
+    help="How it hears of it: its own --signal, TERM to its steps, or none: no grace time.",
 )
 @click.option(
     "--proctrack",

@@ -111,7 +111,7 @@ class Accounting:
 
     def _qos_lines(self) -> list[str]:
         # (PreemptMode and GraceTime are those of the QOS that is preempted)
-        elastic = f"priority=10 preemptmode={self.options.preempt_mode} gracetime={self.options.grace_s}"
+        elastic = f"priority=10 preemptmode={self.options.preempt_mode} gracetime={self.options.real_grace_s}"
         return [
             f"modify qos elastic set {elastic}",
             "modify qos base set priority=100",

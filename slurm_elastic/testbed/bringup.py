@@ -75,8 +75,6 @@ def _write_files(access: Access) -> None:
     (conf / "hosts").write_text(configuration.hosts(place, options, host=host))
     (conf / "resolv.conf").write_text(configuration.RESOLV_CONF)
     (conf / "node-init").write_text(init_script(place, options))
-    # there from the start: the controller reads it when the notice becomes "none" later
-    (conf / "job_submit.lua").write_text(configuration.SILENCE)
     if options.gpus:
         (conf / "gres.conf").write_text(configuration.gres_conf(options, _devices(place, options)))
     if text := configuration.cgroup_conf(options, slurm_version(access)):

@@ -11,17 +11,6 @@ CLUSTER = "testbed"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 """Stand for GPUs where none can be made: Slurm only asks for character devices."""
 
-SILENCE = """\
--- Every signal a job asks for becomes one that programs ignore: its notice never arrives.
-function slurm_job_submit(job, partitions, uid)
-  job.warn_signal = 23
-  return slurm.SUCCESS
-end
-function slurm_job_modify(job, record, partitions, uid)
-  return slurm.SUCCESS
-end
-"""
-
 
 def slurm_conf(place: Place, options: Options, *, host: str, user: str) -> str:
     """slurm.conf for controller and nodes of 22.05 and later."""
@@ -77,10 +66,8 @@ def _base(place: Place, options: Options, *, host: str, user: str) -> list[str]:
 def _preemption(options: Options) -> list[str]:
     lines = ["PreemptMode=REQUEUE", f"PreemptType=preempt/{'qos' if options.accounting else 'partition_prio'}"]
     # an empty SlurmctldParameters= is a parse error
-    if options.notice != "sigterm":
+    if options.notice == "user-signal":
         lines.append("SlurmctldParameters=preempt_send_user_signal")
-    if options.notice == "none":
-        lines.append("JobSubmitPlugins=lua")
     return lines
 
 
@@ -115,7 +102,7 @@ def _nodes(place: Place, options: Options, host: str) -> list[str]:
 def _partitions(options: Options) -> list[str]:
     if options.accounting:
         return ["PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO"]
-    preempted = f"PriorityTier=1 PreemptMode={options.preempt_mode} GraceTime={options.grace_s}"
+    preempted = f"PriorityTier=1 PreemptMode={options.preempt_mode} GraceTime={options.real_grace_s}"
     return [
         f"PartitionName=elastic Nodes=ALL MaxTime=INFINITE State=UP {preempted}",
         "PartitionName=base Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=OFF",

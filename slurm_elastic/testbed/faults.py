@@ -76,12 +76,13 @@ class Faults(Access):
             raise TestbedError("the controller is not running", fix="`slurm-elastic testbed fault start-controller`")
         package = str(Path(slurm_elastic.__file__).parents[1])
         argv = [sys.executable, "-m", "slurm_elastic.testbed.pauses", str(controller.pid), str(controller.start)]
-        start(
+        pauses = start(
             [*argv, str(pause_s)],
             log=self.place.console("slow"),
             pidfile=self.place.pidfile("slow"),
             environ={**self.daemon_environ, "PYTHONPATH": package},
         )
+        self.wait_until(lambda: controller.stopped or not pauses.alive, 60, "a slow controller")
 
     def hurry_controller(self) -> None:
         """Takes `slow_controller` away."""
@@ -97,7 +98,7 @@ class Faults(Access):
     def workers(
         self, node: str | None = None, *, job: int | None = None, local_rank: int | None = None
     ) -> tuple[Running, ...]:
-        """Tasks of job steps (not batch scripts), the oldest step first."""
+        """Tasks of job steps (not batch scripts, nor a run's deputies), the oldest step first."""
         conf = str(self.place.slurm_conf)
         everything = list(running())
         daemons = {one.process.pid for one in everything if one.name.startswith("slurmstepd")}
@@ -107,6 +108,7 @@ class Faults(Access):
             if one.parent in daemons
             and one.environ.get("SLURM_CONF") == conf
             and one.environ.get("SLURM_STEP_ID", "").isdigit()
+            and "slurm_elastic.agent.deputy" not in one.arguments
             and node in (None, one.environ.get("SLURMD_NODENAME"))
             and (job is None or one.environ.get("SLURM_JOB_ID") == str(job))
             and (local_rank is None or one.environ.get("SLURM_LOCALID") == str(local_rank))

@@ -9,7 +9,10 @@ from typing import Literal, get_args
 from slurm_elastic.errors import UserMistake
 
 Notice = Literal["user-signal", "sigterm", "none"]
-"""How a preempted job hears of it: USR1 to its batch script, TERM to its steps, or not at all."""
+"""How a preempted job hears of it: the signal of its --signal, TERM to its steps, or only by its end.
+
+"none" is a site without GraceTime: all that is left between the first TERM and KILL is KillWait.
+"""
 
 PreemptMode = Literal["REQUEUE", "CANCEL"]
 ProcessTracking = Literal["linuxproc", "pgid", "cgroup"]
@@ -57,6 +60,11 @@ class Options:
             raise UserMistake("--rootless has no accounting", fix="add --no-accounting")
         if self.rootless and self.process_tracking == "cgroup":
             raise UserMistake("--rootless cannot use --proctrack cgroup", fix="leave --proctrack out")
+
+    @property
+    def real_grace_s(self) -> int:
+        """GraceTime of elastic jobs."""
+        return 0 if self.notice == "none" else self.grace_s
 
     @property
     def node_names(self) -> tuple[str, ...]:

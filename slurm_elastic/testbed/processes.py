@@ -31,6 +31,12 @@ class Process:
         now = _stat(self.pid)
         return now is not None and now.start == self.start and now.state not in "ZX"
 
+    @property
+    def stopped(self) -> bool:
+        """Asleep by SIGSTOP."""
+        now = _stat(self.pid)
+        return now is not None and now.start == self.start and now.state == "T"
+
     def signal(self, number: int) -> bool:
         """Send a signal to exactly this process; False when it is gone."""
         try:
