@@ -88,6 +88,7 @@ class Workers:
                 silent_s = self._silence(seen, now, amnesty)
                 if silent_s > self._timeout_s:
                     self._lost.add(place)
+                    self._hang_up(there)
                     reason = f"worker {local_rank} gave no sign of life for {silent_s:.1f} s"
                     self._post(WorkerLost(generation=place[0], node=place[1], reason=reason))
                     break
@@ -174,6 +175,13 @@ class Workers:
         elif seen.hello.stage == "gate":
             return 0.0
         return 0.0 if seen.said else now - max(seen.heard, amnesty)
+
+    def _hang_up(self, there: dict[int, WorkerSeen]) -> None:
+        """Whoever comes back from a freeze has to introduce itself again, and is fenced then."""
+        for seen in there.values():
+            stale, seen.link = seen.link, None
+            if stale is not None:
+                stale.close("no sign of life")
 
     def _each(self, generation: int) -> list[tuple[str, WorkerSeen]]:
         return [

@@ -39,14 +39,14 @@ def test_a_node_whose_worker_left_the_gate_is_not_ready(workers: Workers, facts:
 
 
 def test_a_silent_worker_is_reported_once_per_node(workers: Workers, facts: list[object]) -> None:
-    joined(workers, worker_hello(local_rank=0, stage="training"), heard=100)
-    joined(workers, worker_hello(local_rank=1, stage="training"), heard=100)
+    links = [joined(workers, worker_hello(local_rank=rank, stage="training"), heard=100) for rank in (0, 1)]
 
     workers.expire(now=109, amnesty=0)
     workers.expire(now=111, amnesty=0)
     workers.expire(now=112, amnesty=0)
 
     assert [type(fact) for fact in facts] == [WorkerLost]
+    assert all(link.closed for link in links)
 
 
 def test_a_shim_that_became_the_script_owes_no_sign_of_life(workers: Workers, facts: list[object]) -> None:
