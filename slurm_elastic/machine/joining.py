@@ -32,7 +32,7 @@ def supervisor_started(turn: Turn, event: SupervisorStarted) -> None:
         _end_again(turn)
         return
     if state.over:
-        turn.change(phase="waiting", ending="", failures=0, first_failure="", cause="the run was submitted again")
+        _begin_anew(turn)
     if not same_job:
         turn.change(allocations=tuple(a for a in turn.state.allocations if a.role != "base"))
     turn.change(
@@ -46,6 +46,27 @@ def supervisor_started(turn: Turn, event: SupervisorStarted) -> None:
         allocations=tuple(_unheard(a, turn.now, event.rejoin_s) for a in turn.state.allocations),
     )
     _order_again(turn)
+
+
+def _begin_anew(turn: Turn) -> None:
+    """The run was submitted again after it had stopped. Numbers and tokens go on; old companions were given up."""
+    old = (a for a in turn.state.allocations if a.role != "base")
+    turn.change(
+        phase="waiting",
+        reason="submitted again",
+        ending="",
+        failures=0,
+        first_failure="",
+        cause="the run was submitted again",
+        cause_planned=True,
+        live=None,
+        next=None,
+        before=(),
+        has_trained=False,
+        submissions=(),
+        suspects=(),
+        allocations=tuple(replace(a, released_at=a.released_at or turn.now) for a in old),
+    )
 
 
 def _end_again(turn: Turn) -> None:

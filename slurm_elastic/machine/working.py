@@ -30,9 +30,11 @@ def node_ready(turn: Turn, event: NodeReady) -> None:
     if state.next is not None and state.next.number == event.generation:
         if event.node in state.next.nodes and event.node not in state.next.ready:
             turn.change_next(ready=(*state.next.ready, event.node))
-    elif state.live is not None and state.live.number == event.generation and state.live.killed_at is None:
+        return
+    live = state.live
+    if live is not None and live.number == event.generation and event.node in live.nodes and live.killed_at is None:
         # the gate was ordered open, yet they wait: the order was lost with the supervisor that should give it
-        turn.order(OpenGate(generation=state.live.number, members=state.live.members))
+        turn.order(OpenGate(generation=live.number, members=live.members))
 
 
 def node_ended(turn: Turn, event: NodeEnded) -> None:
@@ -40,6 +42,8 @@ def node_ended(turn: Turn, event: NodeEnded) -> None:
     generation = turn.generation(event.generation)
     if generation is None or event.node not in generation.nodes or generation.end_of(event.node) is not None:
         return
+    if _was_told_to_end(turn, generation, event):
+        event = replace(event, said="drained")
     turn.change_generation(
         generation.number,
         ended=(*generation.ended, event),
@@ -51,6 +55,12 @@ def node_ended(turn: Turn, event: NodeEnded) -> None:
     if generation.opened_at is None:
         job_id = next(m.job_id for m in generation.members if m.node == event.node)
         turn.suspect(event.node, job_id, f"its workers ended before they trained: {describe(event)}")
+
+
+def _was_told_to_end(turn: Turn, generation: Generation, end: NodeEnded) -> bool:
+    """A script that never saved through us knows no boundary: it is drained by a signal, and dies of it."""
+    by_signal = end.signal != 0 or end.exit_code >= 128
+    return generation.drain_at is not None and not end.said and by_signal and turn.state.best_step == 0
 
 
 def describe(end: NodeEnded) -> str:

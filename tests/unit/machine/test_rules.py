@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from machine.world import BASE, FakeJob, World, policy
 from slurm_elastic.machine import actions as a
 from slurm_elastic.machine import events as e
-from slurm_elastic.machine.problems import problems
 
 
 def at_two(**changes: object) -> World:
@@ -151,7 +150,7 @@ def test_a_refusal_for_good_ends_the_asking_until_the_user_asks_again() -> None:
     world = at_two(companions=False)
     world.feed(e.CompanionRefused(token="companion-00001", reason="Invalid qos", permanent=True))
 
-    assert "Invalid qos" in " ".join(problems(world.state, world.now))
+    assert world.state.submit_blocked == "Invalid qos"
     world.feed(e.ScaleRequested(nodes=None))
     assert world.state.submit_blocked == ""
 
@@ -281,14 +280,15 @@ def test_a_new_committed_step_gives_the_restart_budget_back() -> None:
     assert world.transitions == ["start", "restart", "restart", "restart", "restart"]
 
 
-def test_a_job_that_outlives_its_deadline_is_a_problem_and_not_used() -> None:
+def test_a_job_that_outlives_its_release_is_not_used_and_cancelled() -> None:
     world = with_one()
     world.feed(e.NoticeReceived(job_id=901, source="slurm record: preempted", deadline=world.now + 10))
-    world.now += 70.0
-    assert not any("still runs" in p for p in problems(world.state, world.now))
-    world.now += 0.1
+    world.pass_time(20)
+    world.jobs[901] = FakeJob(901, ("c1",), state="RUNNING")  # released, yet it stays
+    world.pass_time(200)
 
-    assert any("still runs" in p for p in problems(world.state, world.now))
+    assert 901 not in {m.job_id for m in world.state.members}
+    assert 901 in {x.job_id for x in world.all(a.CancelJob)}
 
 
 def test_stop_saves_first_and_says_why() -> None:
@@ -311,6 +311,38 @@ def test_a_stopped_run_goes_on_under_a_new_job_and_a_finished_one_never() -> Non
     world.feed(e.AgentJoined(job_id=BASE + 1, role="base", nodes=("b1", "b2"), incarnation="n"))
     assert world.state.phase == "launching"
     assert world.state.last_number == 2
+
+
+def test_a_run_that_gave_up_may_be_submitted_again() -> None:
+    world = at_two(companions=False, max_restarts=0)
+    world.end_workers(1, "b1", exit_code=1)
+    assert world.over == "GiveUp"
+    world.over = ""
+    world.jobs[300] = replace_job(world.jobs.pop(BASE), 300)
+    world.feed(e.SupervisorStarted(epoch=2, base_job_id=300))
+    world.feed(e.AgentJoined(job_id=300, role="base", nodes=("b1", "b2"), incarnation="n"))
+    world.pass_time(5)
+
+    assert world.state.phase == "training"
+    assert world.transitions == ["start", "start"]
+
+
+def replace_job(job: FakeJob, job_id: int) -> FakeJob:
+    return FakeJob(job_id, job.nodes, state="RUNNING", agent=True)
+
+
+@pytest.mark.parametrize(("exit_code", "signal"), [(0, 15), (143, 0), (137, 0)])
+def test_a_script_that_knows_no_boundary_is_drained_by_a_signal(exit_code: int, signal: int) -> None:
+    world = World(policy(allowed_nodes=(1, 2), companions=False)).start()
+    world.feed(e.NodeReady(generation=1, node="b1"))
+    world.feed(e.NodeReady(generation=1, node="b2"))
+    world.feed(e.ScaleRequested(nodes=1))
+    world.feed(e.NodeReady(generation=2, node="b1"))
+    for node in ("b1", "b2"):
+        world.end_workers(1, node, exit_code=exit_code, signal=signal)
+
+    assert world.state.generation == 2
+    assert world.state.failures == 0
 
 
 def test_an_order_to_end_the_run_is_given_again_after_a_restart() -> None:

@@ -292,7 +292,7 @@ def strike(world: World, fault: str, which: int) -> None:
 def settle(world: World) -> None:
     world.silent = False
     world.dead.clear()
-    world.pass_time(400, tick=2.0)
+    world.pass_time(400, tick=4.0)
     if not world.over:
         assert world.state.phase == "training", world.state.reason
         live = world.state.live
