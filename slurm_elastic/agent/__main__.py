@@ -78,7 +78,9 @@ def _setup(run_dir: RunDirectory, role: str, again: bool) -> AgentSetup:
         probe_argv=lambda node: srun.probe_argv(job_id=allocation.job_id, node=node),
         deputy=_deputy(run_dir, allocation.job_id, nodes) if role == "base" else None,
         place=StepPlace(run_dir, settings.run.workdir, {**environ, **settings.run.env}),
-        sweep=lambda generation: leftovers.kill_steps(allocation.job_id, environ, name=f"gen-{generation:04d}"),
+        sweep=lambda generation, nodes: leftovers.kill_steps(
+            allocation.job_id, environ, name=f"gen-{generation:04d}", nodes=nodes
+        ),
         environ=environ,
     )
 

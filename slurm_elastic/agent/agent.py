@@ -59,7 +59,7 @@ class AgentSetup:
     probe_argv: Callable[[str], tuple[str, ...]]
     deputy: StepSpec | None
     place: StepPlace
-    sweep: Callable[[int], None]
+    sweep: Callable[[int, tuple[str, ...]], None]
     environ: Mapping[str, str] = field(repr=False)
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(sent: signal.Signals = signal.SIGKILL) -> None:
@@ -15,9 +16,21 @@ def die_with_parent(sent: signal.Signals = signal.SIGKILL) -> None:
     Raises OSError where the kernel refuses. The setting survives exec, not fork.
     """
     parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(sent), 0, 0, 0):
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
+    _prctl(_PR_SET_PDEATHSIG, int(sent))
     if os.getppid() != parent:  # it died in between
         os.kill(os.getpid(), sent)
+
+
+def adopt_orphans() -> None:
+    """Descendants that daemonise themselves become our children instead of the node's.
+
+    So whoever kills our process tree finds them, also Slurm without cgroups. Survives exec, not fork. Raises OSError.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0):
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")

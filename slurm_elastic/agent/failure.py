@@ -33,6 +33,11 @@ def srun_log(run_dir: RunDirectory, generation: int, where: str) -> Path:
     return run_dir.logs / f"gen-{generation:04d}" / f"{where}.srun.log"
 
 
+def task_failed(line: bytes) -> bool:
+    """Whether srun says here that a task ended badly."""
+    return line.startswith(b"srun: error: ") and _TASK_ENDED.match(line.decode("utf-8", "replace")) is not None
+
+
 def ending_of(run_dir: RunDirectory, generation: int, srun_said: str, returncode: int) -> Ending:
     """`returncode` as of Popen; `srun_said`: what srun wrote during this step."""
     exit_code, signal = _plain(returncode)
@@ -52,12 +57,12 @@ def ending_of(run_dir: RunDirectory, generation: int, srun_said: str, returncode
     return Ending(exit_code, signal, f"{title}\n{_last_lines(read_tail(log))}".strip()[-_DETAIL_CHARACTERS:])
 
 
-def read_tail(path: Path, start: int = 0) -> str:
-    """The end of a file, from byte `start` at the earliest; "" when it is not there."""
+def read_tail(path: Path) -> str:
+    """The end of a file; "" when it is not there."""
     try:
         with path.open("rb") as log:
             size = log.seek(0, 2)
-            log.seek(max(start, size - _TAIL_BYTES))
+            log.seek(max(0, size - _TAIL_BYTES))
             return log.read().decode("utf-8", "replace")
     except OSError:
         return ""

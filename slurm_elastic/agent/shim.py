@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_elastic.agent import script
-from slurm_elastic.agent.death import die_with_parent
+from slurm_elastic.agent.death import adopt_orphans, die_with_parent
 from slurm_elastic.agent.gate import Waiting, rank_environment, wait_at_gate
 from slurm_elastic.agent.signals import NOTICES
 from slurm_elastic.rundir import RunDirectory
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in NOTICES:
         signal.signal(number, lambda *_: None)  # until there is a script that can decide
     die_with_parent()
+    adopt_orphans()
     options = _parser().parse_args(arguments)
     who = _waiting(options)
     _log_to(who.run_dir.worker_log(who.generation, who.node, who.local_rank))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import IO
 
-from slurm_elastic.agent.failure import Ending, ending_of, read_tail, srun_log
+from slurm_elastic.agent.failure import Ending, ending_of, srun_log, task_failed
 from slurm_elastic.rundir import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -16,6 +19,7 @@ log = logging.getLogger(__name__)
 # srun ends a step by SIGKILL when it gets SIGTERM; a second one makes it stop waiting for tasks that do not answer.
 _KILL_ROUNDS_S = (2.0, 3.0, 5.0)
 _AGAIN_S = 30.0
+_KEPT_BYTES = 65_536  # of what srun says
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,10 @@ class StepPlace:
 class Steps:
     """Running steps by (generation, node). `over` is called from a thread, once for every step that was started."""
 
-    def __init__(self, place: StepPlace, over: Callable[[StepOver], None], sweep: Callable[[int], None]) -> None:
-        """`sweep(generation)` ends, through Slurm, what is left of a step whose srun is gone or does not answer."""
+    def __init__(
+        self, place: StepPlace, over: Callable[[StepOver], None], sweep: Callable[[int, tuple[str, ...]], None]
+    ) -> None:
+        """`sweep(generation, nodes)` ends, through Slurm, what is left of a step whose srun was killed."""
         self._place = place
         self._over = over
         self._sweep = sweep
@@ -79,13 +85,12 @@ class Steps:
                 if (number == generation or (number < generation and not alone)) and (not nodes or node in nodes)
             }
         for step in doomed.values():
-            if step.is_first_kill():
-                threading.Thread(target=step.kill, name="kill", daemon=True).start()
+            step.doom()
 
     def _watch(self, step: _Step) -> None:
         ending, abrupt = step.run()
         if abrupt:
-            self._sweep(step.spec.generation)
+            self._sweep(step.spec.generation, step.spec.nodes)
         with self._lock:
             for node in step.spec.nodes:
                 if self._running.get((step.spec.generation, node)) is step:
@@ -102,6 +107,7 @@ class _Step:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = threading.Event()
         self._doomed = False
+        self._lock = threading.Lock()
 
     def run(self) -> tuple[Ending, bool]:
         """Until srun has ended: how, and whether it ended so abruptly that tasks may be left."""
@@ -109,29 +115,51 @@ class _Step:
         path = srun_log(run_dir, spec.generation, spec.nodes[0] if len(spec.nodes) == 1 else "mpi")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as out:
-                start = out.tell()
-                self._process = subprocess.Popen(
-                    spec.argv,
-                    env=dict(self._place.environ),
-                    cwd=self._place.workdir or None,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    start_new_session=True,  # `scancel --full` signals our process group: srun would end the step
-                )
+            with path.open("ab", buffering=0) as log_file:
+                try:
+                    process = self._start()
+                finally:
+                    self._started.set()
+                said = self._listen(process, log_file)
         except OSError as broken:
             return Ending(127, 0, f"cannot start {spec.argv[0]}: {broken}"), False
-        finally:
-            self._started.set()
-        returncode = self._process.wait()
-        return ending_of(run_dir, spec.generation, read_tail(path, start), returncode), returncode < 0
+        return ending_of(run_dir, spec.generation, said, process.wait()), process.returncode < 0
 
-    def is_first_kill(self) -> bool:
-        first, self._doomed = not self._doomed, True
-        return first
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(
+            self.spec.argv,
+            env=dict(self._place.environ),
+            cwd=self._place.workdir or None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # `scancel --full` signals our process group: srun would end the step
+        )
+        return self._process
 
-    def kill(self) -> None:
+    def _listen(self, process: subprocess.Popen[bytes], log_file: IO[bytes]) -> str:
+        """Copy what srun says into its log, and end the step as soon as one task has failed.
+
+        srun's own --kill-on-bad-exit sends SIGTERM, which workers take for a notice, and SIGKILL only after KillWait.
+        """
+        said = b""
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                log_file.write(line)
+                said = (said + line)[:_KEPT_BYTES] if len(said) < _KEPT_BYTES else said
+                if task_failed(line):
+                    self.doom()
+        return said.decode("utf-8", "replace")
+
+    def doom(self) -> None:
+        """End it, in the background. Safe to repeat."""
+        with self._lock:
+            first, self._doomed = not self._doomed, True
+        if first:
+            threading.Thread(target=self._kill, name="kill", daemon=True).start()
+
+    def _kill(self) -> None:
         self._started.wait()
         process = self._process
         if process is None:
@@ -143,7 +171,7 @@ class _Step:
                 return
             except subprocess.TimeoutExpired:
                 log.warning("srun of generation %d on %s still runs", self.spec.generation, ",".join(self.spec.nodes))
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # srun has a child of its own
 
 
 class SideStep:
@@ -158,7 +186,7 @@ class SideStep:
 
     def end(self) -> None:
         self._ending.set()
-        threading.Thread(target=self._step.kill, name="kill", daemon=True).start()
+        self._step.doom()
 
     def _keep(self) -> None:
         while not self._ending.is_set():

@@ -15,8 +15,9 @@ _STEP = (
     # be in use, and a step without this waits for ever (22.05) or is refused (24.11). It also lets the next
     # generation warm up beside the one that still trains.
     "--overlap",
-    # One worker that fails ends the step: the others would hang in a collective.
-    "--kill-on-bad-exit=1",
+    # One worker that fails must end the step: the others would hang in a collective. The agent does that, at once: srun
+    # would send SIGTERM, which workers take for a notice, and SIGKILL only KillWait (30 s) later.
+    "--kill-on-bad-exit=0",
     # ... but one that finishes early does not: sites may set a WaitTime for that.
     "--wait=0",
     "--input=none",

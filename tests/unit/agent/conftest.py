@@ -24,4 +24,4 @@ def environ() -> dict[str, str]:
     """With stand-ins for Slurm's commands; nothing is imported ahead."""
     bin_dir = Path(__file__).parent / "bin"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return {**kept, "PATH": f"{bin_dir}:{os.environ['PATH']}", "SLURM_ELASTIC_WARM": ""}
+    return {**kept, "PATH": f"{bin_dir}:{os.environ['PATH']}", "ELASTIC_WARM": ""}

@@ -34,7 +34,7 @@ class Stage:
         self.links: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self.handler.on_connected = self.links.put
         self.verdicts: queue.SimpleQueue[Verdict] = queue.SimpleQueue()
-        self.swept: list[int] = []
+        self.swept: list[tuple[int, tuple[str, ...]]] = []
         self.job: Job | None = None
         self.command = "true"
         self.give_up_after_s = 20.0
@@ -60,7 +60,7 @@ class Stage:
                 probe_argv=lambda node: (SRUN, "--ntasks=1", f"--nodelist={node}", "sh", "-c", self.command),
                 deputy=None,
                 place=StepPlace(self.rig.run_dir, self.cwd, self.environ),
-                sweep=self.swept.append,
+                sweep=lambda generation, nodes: self.swept.append((generation, nodes)),
                 environ=self.environ,
             )
         )
@@ -132,7 +132,7 @@ def test_one_srun_per_node_is_launched_and_its_end_reported(stage: Stage) -> Non
 def test_the_first_failing_worker_is_named_with_the_end_of_its_log(stage: Stage) -> None:
     stage.workers = 2
     log = stage.rig.run_dir.worker_log(4, "n1", 1)
-    stage.command = f'[ $SLURM_LOCALID = 0 ] && exec sleep 30; echo "ValueError: bad" >> {log}; exit 3'
+    stage.command = f'[ $SLURM_LOCALID = 0 ] && {{ {STUBBORN}; }}; echo "ValueError: bad" >> {log}; exit 3'
     log.parent.mkdir(parents=True)
     stage.start()
     stage.connect()
@@ -193,7 +193,7 @@ def test_an_srun_that_does_not_answer_is_killed_and_swept_after(stage: Stage, mo
     stage.wait_for_log(4, "n1")
     stage.order(m.Kill(epoch=1, generation=4))
     assert stage.next_of(m.StepEnded).signal == 9
-    assert stage.swept == [4]
+    assert stage.swept == [(4, ("n1",))]
 
 
 @pytest.mark.parametrize(("code", "final"), [(0, True), (1, True), (0, False)])

@@ -76,14 +76,14 @@ def test_an_allocation_is_read_from_the_batch_environment() -> None:
 
 def test_only_srun_steps_are_left_over(tmp_path: Path, environ: dict[str, str]) -> None:
     squeue, scancel, killed = tmp_path / "squeue", tmp_path / "scancel", tmp_path / "killed"
-    rows = "7.batch|batch\\n7.extern|extern\\n7.0|gen-0003\\n7.12|gen-0004\\n"
+    rows = "7.batch|batch|n1\\n7.extern|extern|n[1-2]\\n7.0|gen-0003|n1\\n7.12|gen-0004|n1\\n7.13|gen-0004|n2\\n"
     squeue.write_text(f"#!/bin/sh\nprintf '{rows}'\n")
     scancel.write_text(f'#!/bin/sh\necho "$@" >> {killed}\n')
     squeue.chmod(0o755)
     scancel.chmod(0o755)
     path = {**environ, "PATH": f"{tmp_path}:{environ['PATH']}"}
     leftovers.kill_steps(7, path)
-    leftovers.kill_steps(7, path, name="gen-0004")
+    leftovers.kill_steps(7, path, name="gen-0004", nodes=("n2",))
     leftovers.kill_steps(7, path, name="gen-0005")
-    assert killed.read_text() == "--signal=KILL 7.0 7.12\n--signal=KILL 7.12\n"
+    assert killed.read_text() == "--signal=KILL 7.0 7.12 7.13\n--signal=KILL 7.13\n"
     leftovers.kill_steps(7, environ)  # no controller: nothing is known, nothing is done

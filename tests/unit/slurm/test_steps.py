@@ -16,7 +16,7 @@ def worker_step(**changed):
 
 def test_workers_of_a_node_are_one_step_of_their_own_with_every_number_given():
     assert worker_step(gpus=4, output="/run/logs/gen-0003/n2-%t.log") == (
-        *("srun", "--jobid=7", "--overlap", "--kill-on-bad-exit=1", "--wait=0", "--input=none", "--no-kill"),
+        *("srun", "--jobid=7", "--overlap", "--kill-on-bad-exit=0", "--wait=0", "--input=none", "--no-kill"),
         *("--nodes=1", "--ntasks=4", "--nodelist=n2", "--cpus-per-task=8", "--gres=gpu:4", "--mpi=none"),
         *("--job-name=gen-0003", "--output=/run/logs/gen-0003/n2-%t.log", "--open-mode=append"),
         *("python", "-m", "slurm_elastic.agent.shim"),
