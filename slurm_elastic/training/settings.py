@@ -12,10 +12,10 @@ from slurm_elastic.errors import UserMistake
 
 
 class Overrides(TypedDict, total=False):
-    """Keyword arguments of `init`. Under slurm-elastic, run.yaml has them; the script's values win."""
+    """Keyword arguments of `init`. Under slurm-elastic run.yaml has most of them; the script's values win."""
 
     directory: str | Path  # standalone only: where checkpoints/ and ledger.jsonl go (default: elastic-run)
-    global_batch_size: int
+    global_batch_size: int  # if run.yaml has it, too, the two must agree: allowed sizes depend on it
     micro_batch_size: int  # 0: no limit
     checkpoint_every_steps: int  # 0: not by steps
     checkpoint_every_s: float  # 0: not by time
@@ -59,7 +59,7 @@ def override(settings: Settings, overrides: Overrides, *, standalone: bool) -> S
     replace = msgspec.structs.replace
     batch, checkpoint = settings.batch, settings.checkpoint
     if "global_batch_size" in overrides:
-        batch = replace(batch, global_batch_size=_positive("global_batch_size", overrides["global_batch_size"]))
+        batch = replace(batch, global_batch_size=_agreed_batch(batch, overrides["global_batch_size"]))
     if "micro_batch_size" in overrides:
         batch = replace(batch, micro_batch_size=overrides["micro_batch_size"])
     if "checkpoint_every_steps" in overrides:
@@ -82,6 +82,16 @@ def override(settings: Settings, overrides: Overrides, *, standalone: bool) -> S
         directory = Path(overrides.get("directory", settings.directory))
         settings = replace(settings, directory=directory, checkpoints=directory / "checkpoints")
     return settings
+
+
+def _agreed_batch(batch: Batch, size: int) -> int:
+    if batch.global_batch_size not in (0, size):
+        raise UserMistake(
+            f"elastic.init(global_batch_size={size}), but batch.global_batch_size in run.yaml is "
+            f"{batch.global_batch_size}",
+            fix="leave it out in one of the two",
+        )
+    return _positive("global_batch_size", size)
 
 
 def _positive(name: str, value: int) -> int:
