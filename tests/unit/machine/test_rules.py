@@ -283,7 +283,7 @@ def test_a_new_committed_step_gives_the_restart_budget_back() -> None:
 def test_a_job_that_outlives_its_release_is_not_used_and_cancelled() -> None:
     world = with_one()
     world.feed(e.NoticeReceived(job_id=901, source="slurm record: preempted", deadline=world.now + 10))
-    world.pass_time(20)
+    world.pass_time(5)
     world.jobs[901] = FakeJob(901, ("c1",), state="RUNNING")  # released, yet it stays
     world.pass_time(200)
 
