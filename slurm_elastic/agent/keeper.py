@@ -23,6 +23,7 @@ from slurm_elastic.agent.signals import NOTICES
 from slurm_elastic.rundir import RunDirectory
 
 _USER_MISTAKE = 2  # exit code of a child that cannot work until someone edits something
+_SUPERSEDED = 4  # ... of the supervisor of a start whose run goes on elsewhere: this job is a ghost
 _WAKE_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _STEADY_S = 10.0  # a child that lived this long was well
@@ -138,7 +139,7 @@ class Keeper:
         if verdict:
             told = json.loads(verdict)
             return int(told["exit_code"]), bool(told["final"])
-        if code == _USER_MISTAKE:
+        if code == _USER_MISTAKE or (child is self._supervisor and code == _SUPERSEDED):
             return code, False
         if child is self._supervisor and code == 0:
             self._farewell = now + _FAREWELL_S

@@ -205,3 +205,8 @@ def gate(local_rank: int) -> m.Gate:
         master_port=1,
         restart_count=0,
     )
+
+
+@pytest.mark.parametrize("code", [2, 4])
+def test_a_supervisor_that_must_not_be_started_again_ends_the_job(keeping: Keeping, code: int) -> None:
+    assert keeping.start(IDLE, f"sys.exit({code})").wait(8) == code
