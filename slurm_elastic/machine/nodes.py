@@ -61,7 +61,7 @@ def can_wait_for(state: State, member: Member, generation: Generation, now: floa
     allocation = state.allocation(member.job_id)
     if allocation is None or member.node not in allocation.nodes or generation.end_of(member.node) is not None:
         return False
-    if any(suspect.node == member.node for suspect in state.suspects):
+    if any(suspect.node == member.node for suspect in state.suspects) or member.node in leftovers(state):
         return False
     return is_sound(allocation) or (not allocation.leaving and may_rejoin(allocation, now))
 
