@@ -53,16 +53,22 @@ class TorchAgreement:
     def __init__(self) -> None:
         self._group: dist.ProcessGroup = dist.new_group(backend="gloo")
         self._size = dist.get_world_size()
-        self._sums = torch.empty(0, dtype=torch.float64)
+        self._options = dist.AllreduceOptions()  # SUM, unless said otherwise
+        self._numbers = np.empty(0)
+        self._sums = torch.empty(0)
         self._work: Any = None
 
     def launch(self, values: Sequence[float]) -> None:
-        self._sums = torch.tensor(values, dtype=torch.float64)
-        self._work = dist.all_reduce(self._sums, group=self._group, async_op=True)
+        if len(values) != len(self._numbers):
+            self._numbers = np.empty(len(values))
+            self._sums = torch.from_numpy(self._numbers)  # one memory: filled and read without torch's per-call cost
+        self._numbers[:] = values
+        # The group's own method: dist.all_reduce does the same after a quarter of its time in Python.
+        self._work = self._group.allreduce([self._sums], self._options)
 
     def take(self) -> list[float]:
         self._work.wait()
-        sums: list[float] = self._sums.tolist()
+        sums: list[float] = self._numbers.tolist()
         return sums
 
     def exchange(self, values: Sequence[float]) -> list[list[float]]:

@@ -36,7 +36,7 @@ def seed_all(*numbers: int) -> None:
     """
     seed = mixed(*numbers)
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
