@@ -122,7 +122,8 @@ def status(context: click.Context, name: str, directory: Path | None, as_json: b
         click.echo(json.dumps(_described(cluster), indent=1))
     else:
         place = cluster.place
-        click.echo(f"testbed {cluster.name} in {place.directory}, network {place.network}.0/24, port {place.port}")
+        network = "loopback" if place.rootless else f"network {place.network}.0/24"
+        click.echo(f"testbed {cluster.name} in {place.directory}, {network}, port {place.port}")
         click.echo("  ".join(f"{daemon} {'runs' if alive else 'DOWN'}" for daemon, alive in health.daemons.items()))
         for node, facts in health.nodes.items():
             click.echo(f"{node:6}{facts['state'] or '?':12}power {facts['power']:5}network {facts['network']}")

@@ -140,3 +140,15 @@ class Access:
         """Pids on the host of all processes inside a node."""
         self.options.node_index(node)
         return self.nodes.pids(node)
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Processes inside nodes that are neither pid 1 nor slurmd: what jobs run, or have left running."""
+        if self.options.rootless:
+            return ()
+        inside = {pid: node for node in self.options.node_names for pid in self.node_pids(node)}
+        own = {inner.pid for node in self.options.node_names if (inner := self.nodes.init(node)) is not None}
+        return tuple(
+            f"{inside[one.process.pid]}: {' '.join(one.arguments) or one.name}"
+            for one in processes.running()
+            if one.process.pid in inside and one.process.pid not in own and one.name != "slurmd"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from slurm_elastic.testbed import commands, configuration, mounts
 from slurm_elastic.testbed.access import Access
 from slurm_elastic.testbed.nodes import init_script
 from slurm_elastic.testbed.options import Options
-from slurm_elastic.testbed.place import Place, exclusive, free_slot, write_marker
+from slurm_elastic.testbed.place import Place, exclusive, free_slot, user_name, write_marker
 
 DIRECTORIES = ("conf", "log", "run", "spool", "state", "munge", "dev", "vartmp", "work", "disk")
 NULL_DEVICE = os.makedev(1, 3)
@@ -93,7 +92,7 @@ def write_slurm_conf(place: Place, options: Options) -> None:
     """Write slurm.conf anew, as one replacement: daemons read it at any time."""
     host = socket.gethostname().partition(".")[0]
     draft = place.slurm_conf.with_suffix(".new")
-    draft.write_text(configuration.slurm_conf(place, options, host=host, user=getpass.getuser()))
+    draft.write_text(configuration.slurm_conf(place, options, host=host, user=user_name()))
     draft.replace(place.slurm_conf)
 
 

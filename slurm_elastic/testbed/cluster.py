@@ -146,7 +146,7 @@ class Cluster(Faults):
             return
         except TestbedError:
             self._bring_back()
-        self.wait_until(self._is_quiet, max(1.0, end - time.monotonic()), f"quiet testbed ({self.queue()})")
+        self.wait_until(self._is_quiet, max(1.0, end - time.monotonic()), "an empty queue and idle nodes")
 
     def _wake_nodes(self) -> None:
         for node in self.options.node_names:
@@ -182,7 +182,8 @@ class Cluster(Faults):
                 if state.startswith(("drain", "fail")):
                     self.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"])
             return False
-        return not self.queue()
+        queue = self.run(["squeue", "-h", "-a"])
+        return queue.returncode == 0 and not queue.stdout.strip()
 
     def _alive(self, name: str) -> bool:
         known = recorded(self.place.pidfile(name))

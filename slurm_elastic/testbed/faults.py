@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,7 @@ class Faults(Access):
     ) -> tuple[Running, ...]:
         """Tasks of job steps (not batch scripts, nor a run's deputies), the oldest step first."""
         conf = str(self.place.slurm_conf)
+        is_there = self._on(node)
         everything = list(running())
         daemons = {one.process.pid for one in everything if one.name.startswith("slurmstepd")}
         found = [
@@ -109,7 +111,7 @@ class Faults(Access):
             and one.environ.get("SLURM_CONF") == conf
             and one.environ.get("SLURM_STEP_ID", "").isdigit()
             and "slurm_elastic.agent.deputy" not in one.arguments
-            and node in (None, one.environ.get("SLURMD_NODENAME"))
+            and is_there(one)
             and (job is None or one.environ.get("SLURM_JOB_ID") == str(job))
             and (local_rank is None or one.environ.get("SLURM_LOCALID") == str(local_rank))
         ]
@@ -143,12 +145,13 @@ class Faults(Access):
     ) -> tuple[Running, ...]:
         """Processes of this testbed's jobs started as `python -m MODULE`, the oldest first."""
         conf = str(self.place.slurm_conf)
+        is_there = self._on(node)
         found = [
             one
             for one in running()
             if ("-m", module) in zip(one.arguments, one.arguments[1:], strict=False)
             and one.environ.get("SLURM_CONF") == conf
-            and node in (None, one.environ.get("SLURMD_NODENAME"))
+            and is_there(one)
             and (run_dir is None or str(run_dir) in one.arguments)
         ]
         return tuple(sorted(found, key=lambda one: one.process.start))
@@ -203,6 +206,15 @@ class Faults(Access):
     def _take_options(self, options: Options) -> None:
         """Make these the options of the testbed, in its files too."""
         raise NotImplementedError
+
+    def _on(self, node: str | None) -> Callable[[Running], bool]:
+        """Whether a process is on a node (None: on any)."""
+        if node is None:
+            return lambda one: True
+        if self.options.rootless:
+            return lambda one: one.environ.get("SLURMD_NODENAME") == node
+        pids = frozenset(self.node_pids(node))
+        return lambda one: one.process.pid in pids
 
     def _a_worker(self, node: str, job: int | None, local_rank: int | None) -> Running:
         self.options.node_index(node)

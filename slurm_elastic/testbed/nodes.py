@@ -35,7 +35,8 @@ mount --bind {at}/conf/hosts /etc/hosts
 mount --bind {at}/conf/resolv.conf /etc/resolv.conf
 {cgroup}
 slurmd -D -f {conf} ${{2:-}} </dev/null &
-while :; do wait; sleep 1; done
+exec 3<> <(:)
+while :; do wait; read -r -t 1 _ <&3; done  # (a sleep without a process)
 """
 
 # A private subtree: two testbeds with the same node names and job numbers must not kill each other's steps.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import ipaddress
 import json
 import os
+import pwd
 import re
 import socket
 import stat
@@ -100,13 +100,21 @@ class Place:
         return self.directory / "run" / f"{name}.process"
 
 
+def user_name() -> str:
+    """Name of the user we are, whatever the environment says. Raises UserMistake where there is none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError as error:
+        raise UserMistake(f"user {os.geteuid()} has no name, and Slurm needs one", fix="become another user") from error
+
+
 def default_directory(name: str) -> Path:
     """Directory of a testbed by its name, one per user. Raises UserMistake for a name that cannot be used."""
     if not NAME.fullmatch(name):
         raise UserMistake(
             f"--name {name!r} cannot be used", fix="use small letters, digits and hyphens, 31 of them at most"
         )
-    owner = "" if os.geteuid() == 0 else f"-{getpass.getuser()}"
+    owner = "" if os.geteuid() == 0 else f"-{user_name()}"
     return Path(tempfile.gettempdir()) / f"slurm-elastic-testbed-{name}{owner}"
 
 

@@ -12,6 +12,7 @@ from types import FrameType
 
 import pytest
 
+from slurm_elastic.errors import TestbedError
 from slurm_elastic.testbed import packages
 from slurm_elastic.testbed.cluster import Cluster
 from slurm_elastic.testbed.options import Options
@@ -73,6 +74,18 @@ def _reset(here: Cluster) -> None:
     here.restore()
     assert here.queue() == ()
     assert here.health().whole
+    _assert_nothing_runs(here)
+
+
+def _assert_nothing_runs(here: Cluster) -> None:
+    """Step daemons outlive their job for a moment. What stays is an error of the test or of what it tests."""
+    try:
+        here.wait_until(lambda: not here.leftovers(), 15, "nodes without processes of jobs")
+    except TestbedError:
+        left = here.leftovers()
+        for node in here.options.node_names:
+            here.revive_node(node)  # (the next test must not suffer)
+        pytest.fail(f"processes left in nodes: {left}")
 
 
 def take_down_orphans() -> None:
