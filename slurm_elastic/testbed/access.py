@@ -99,8 +99,9 @@ class Access:
         processes.wait_until(predicate, timeout_s, what, poll_s=0.1)
 
     def submit(self, *arguments: str) -> int:
-        """`sbatch` with these arguments; the job's number."""
-        return int(self.tell("sbatch", "--parsable", *arguments).strip().partition(";")[0])
+        """`sbatch` with these arguments; the job's number. Output goes to DIR/work unless they name a file."""
+        output = f"--output={self.directory}/work/slurm-%j.out"
+        return int(self.tell("sbatch", "--parsable", output, *arguments).strip().partition(";")[0])
 
     def job(self, job: int) -> dict[str, str]:
         """Fields of `scontrol show job`; empty when Slurm does not know it or does not answer."""
