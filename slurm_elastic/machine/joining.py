@@ -62,6 +62,7 @@ def _begin_anew(turn: Turn) -> None:
         live=None,
         next=None,
         before=(),
+        paused=False,
         has_trained=False,
         submissions=(),
         suspects=(),

@@ -29,7 +29,7 @@ def _plan_after_the_end(turn: Turn) -> None:
     there = usable(state)
     size = state.policy.size_for(min(len(there), state.wanted_nodes))
     if size == 0:
-        if state.live is None and state.before == ():
+        if state.live is None and (state.paused or not state.before):
             turn.change(reason=waiting_words(state, len(there)))
         return
     if _replacement_may_come(turn, size):
@@ -46,7 +46,7 @@ def waiting_words(state: State, there: int) -> str:
 def _replacement_may_come(turn: Turn, size: int) -> bool:
     """After a loss the policy may give a replacement some time before we go on with fewer nodes."""
     state = turn.state
-    if state.cause_planned or state.lost_at is None or size >= len(state.before):
+    if state.paused or state.cause_planned or state.lost_at is None or size >= len(state.before):
         return False
     return turn.now < state.lost_at + state.policy.faulty_scale_down_timeout
 

@@ -132,7 +132,8 @@ class State(Value, frozen=True, kw_only=True):
     last_number: int = 0
     live: Generation | None = None  # gate opened; may drain or be killed
     next: Generation | None = None  # behind the gate
-    before: tuple[Member, ...] = ()  # members of the last generation that trained; () after a pause
+    before: tuple[Member, ...] = ()  # members of the last generation that trained
+    paused: bool = False  # training waits for nodes, and that was said
     has_trained: bool = False
     cause: str = ""  # why a new generation is needed
     cause_planned: bool = True

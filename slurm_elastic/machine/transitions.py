@@ -167,7 +167,7 @@ def open_gate(turn: Turn) -> None:
     planned = following.planned and state.cause_planned
     opened = {
         "kind": kind_of(state, following, planned),
-        "from_nodes": len(state.before),
+        "from_nodes": 0 if state.paused and planned else len(state.before),
         "planned": planned,
         "reason": following.reason if planned else state.cause or following.reason,
         "opened_at": turn.now,
@@ -177,7 +177,7 @@ def open_gate(turn: Turn) -> None:
     turn.change(live=turn.state.next, next=None, cause_planned=True, lost_at=None, first_failure="")
     if following.chosen:
         turn.change(chosen_at=turn.now)
-    if opened["kind"] == "grow" and state.before:
+    if opened["kind"] == "grow" and not state.paused:
         turn.change(grown_at=turn.now)
     turn.change(reason=f"training on {len(following.members)} nodes ({opened['reason']})", cause="")
 
@@ -185,18 +185,18 @@ def open_gate(turn: Turn) -> None:
 def kind_of(state: State, following: Generation, planned: bool) -> str:
     if not state.has_trained:
         return "start"
+    if planned and state.paused:
+        return "grow"  # from nothing
     before, after = {m.node for m in state.before}, set(following.nodes)
-    if len(after) > len(before):
-        return "grow"
-    if len(after) < len(before) and planned:
-        return "shrink"
+    if planned and len(after) != len(before):
+        return "grow" if len(after) > len(before) else "shrink"
     return "restart" if before == after else "replace"
 
 
 def pause_for_want_of_nodes(turn: Turn) -> None:
     """Say once that training waits: nothing lives, nothing starts, and what is there is too little."""
     state = turn.state
-    if state.live is not None or state.next is not None or not state.before or state.ending:
+    if state.live is not None or state.next is not None or state.paused or not state.before or state.ending:
         return
     there = len(candidates(state))
     if state.policy.size_for(there) > 0:
@@ -212,4 +212,4 @@ def pause_for_want_of_nodes(turn: Turn) -> None:
         planned=state.cause_planned,
     )
     turn.order(done)
-    turn.change(last_transition=done, before=(), reason=reason, cause="", cause_planned=True)
+    turn.change(last_transition=done, paused=True, reason=reason)

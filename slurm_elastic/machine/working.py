@@ -129,7 +129,7 @@ def record(turn: Turn, live: Generation, stall_s: float = 0.0, steps_lost: int =
         planned=live.planned,
     )
     turn.order(done)
-    turn.change(last_transition=done, before=live.members, has_trained=True)
+    turn.change(last_transition=done, before=live.members, paused=False, has_trained=True)
     turn.change_live(recorded=True)
 
 
