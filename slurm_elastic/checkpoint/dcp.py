@@ -179,10 +179,7 @@ def _settle(
 
 def _write(state_dict: StateDict, draft: Path, about: About, group: dist.ProcessGroup | None) -> Manifest:
     rank = group_rank(group)
-    if rank == 0:
-        if draft.exists():  # left by a save that failed: DCP must never write over an old one
-            shutil.rmtree(draft)
-        draft.mkdir(parents=True)
+    _prepare(draft, rank, group)
     dcp_save(
         state_dict,
         storage_writer=ExplainingWriter(draft, sync_files=True),
@@ -200,6 +197,22 @@ def _write(state_dict: StateDict, draft: Path, about: About, group: dist.Process
             problem = f"the manifest: {broken.strerror}"
     _raise_first(all_gather_json({"problem": problem}, group), draft)
     return manifest
+
+
+def _prepare(draft: Path, rank: int, group: dist.ProcessGroup | None) -> None:
+    """An empty directory, before any rank goes on: DCP makes it on all ranks, which must not meet our clearing.
+
+    A failure is everybody's: a rank that stayed out of DCP's collectives would be one save behind for ever.
+    """
+    problem = ""
+    if rank == 0:
+        try:
+            if draft.exists():  # left by a save that failed: DCP must never write over an old one
+                shutil.rmtree(draft)
+            draft.mkdir(parents=True)
+        except OSError as broken:
+            problem = f"the directory: {broken.strerror}"
+    _raise_first(all_gather_json({"problem": problem}, group), draft)
 
 
 def _gathered_facts(draft: Path, rank: int, group: dist.ProcessGroup | None) -> dict[str, FileFacts]:

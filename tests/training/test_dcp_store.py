@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "checkpoint"))
 from kill_points import killed_at_every_change
 
 from slurm_elastic.checkpoint import dcp
+from slurm_elastic.checkpoint.layout import draft_name
 from slurm_elastic.checkpoint.manifest import About, Manifest, file_facts, verify, write_manifest
 from slurm_elastic.checkpoint.publish import newest, publish
 from slurm_elastic.errors import CheckpointError
@@ -151,6 +152,25 @@ def test_a_disk_that_is_full_for_one_rank_is_a_clear_error_on_all_and_nothing_is
     found = newest(directory)
     assert found.checkpoint is not None and found.checkpoint.step == 5
     assert sorted(entry.name for entry in directory.iterdir()) == ["latest", "step-00000005"]
+
+
+def _save_where_no_directory_can_be_made(rank: int, directory: Path) -> None:
+    group = dcp.checkpoint_group()
+    saving = dcp.save(state(), directory, about(), group, background=True)
+    with pytest.raises(CheckpointError, match=r"rank 0 could not complete .*the directory: Not a directory"):
+        saving.wait(WAIT_S)
+    assert dcp.save(state(), directory, about(step=11), group, background=True).wait(WAIT_S).step == 11
+
+
+def test_a_rank_that_cannot_begin_a_save_does_not_stay_behind_in_the_next(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    directory.mkdir()
+    (directory / draft_name(1, 10)).write_text("in the way")
+
+    on_ranks(3, _save_where_no_directory_can_be_made, tmp_path, directory)
+
+    publish(directory, draft_name(1, 11), 11)
+    assert newest(directory).warnings == ()
 
 
 def test_killed_at_any_change_while_saving_the_one_before_loads(tmp_path: Path) -> None:
