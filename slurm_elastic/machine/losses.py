@@ -66,8 +66,11 @@ def lose(turn: Turn, why: str, *, by_worker: bool, node_gone: bool) -> None:
 def count_failure(turn: Turn, why: str, opened_at: float | None = None) -> None:
     """One more failure without progress; too many end the run.
 
-    A script that never commits a checkpoint shows no progress: there a long life counts as such.
+    A script that never commits a checkpoint shows no progress: there a long life counts as such. While the controller
+    is away no step can start on any node: that is nobody's failure.
     """
+    if turn.state.slurm_silent_since is not None:
+        return
     lived_long = turn.state.best_step == 0 and opened_at is not None and turn.now - opened_at >= 600.0
     failures = 1 if lived_long else turn.state.failures + 1
     turn.change(failures=failures)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from msgspec.structs import replace
+
 from slurm_elastic.machine.events import (
     CompanionRefused,
     CompanionSubmitted,
@@ -34,7 +36,9 @@ TOKEN = re.compile(r"companion-\d{5,}$")
 
 
 def jobs_seen(turn: Turn, event: JobsSeen) -> None:
-    turn.change(slurm_silent_since=None)
+    if turn.state.slurm_silent_since is not None:  # whatever failed meanwhile may work now: no need to wait
+        suspects = tuple(replace(s, asked_at=None, not_before=0.0) for s in turn.state.suspects)
+        turn.change(slurm_silent_since=None, suspects=suspects)
     seen = {record.job_id: record for record in event.jobs}
     for record in event.jobs:
         _adopt(turn, record)
