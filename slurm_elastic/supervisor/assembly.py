@@ -176,7 +176,7 @@ class _Parts:
             checkpoint=CheckpointStatus(step=checkpoint.step, time=checkpoint.time, name=checkpoint.name)
             if checkpoint.name
             else None,
-            warnings=tuple(self.desk.warnings),
+            warnings=tuple(f"{who}: {text}" for who, text in self.desk.warnings.items()),
         )
 
     def _warn(self, text: str) -> None:

@@ -25,7 +25,7 @@ from slurm_elastic.wire.server import Link
 log = logging.getLogger(__name__)
 
 SAVES_KEPT = 50  # durations of saves that the p95 is taken from
-WARNINGS_KEPT = 20
+SPEAKERS_KEPT = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class TrainingDesk:
     note: Callable[..., None]
     plan: GatePlan | None = None
     last_checkpoint: LastCheckpoint = LastCheckpoint()
-    warnings: deque[str] = field(default_factory=lambda: deque(maxlen=WARNINGS_KEPT))
+    warnings: dict[str, str] = field(default_factory=dict)  # the last one of each speaker
     save_s: deque[float] = field(default_factory=lambda: deque(maxlen=SAVES_KEPT))
     _drain: m.Drain | None = None
     _opening: int = 0  # generation whose gate is being opened now
@@ -113,14 +113,15 @@ class TrainingDesk:
         self.spawn(self._publish(link, saved))
 
     def save_failed(self, failed: m.SaveFailed) -> None:
-        self.warned("save", f"checkpoint of step {failed.step} failed: {failed.reason}")
+        self.warned("checkpoint", f"the save of step {failed.step} failed: {failed.reason}")
 
     def warned(self, who: str, text: str) -> None:
         log.warning("warning from=%s text=%s", who, text)
-        line = f"{who}: {text}"
-        if line not in self.warnings:
-            self.warnings.append(line)
-            self.note("warning", self.course.state.generation, line)
+        if self.warnings.get(who) == text:
+            return
+        if len(self.warnings) < SPEAKERS_KEPT or who in self.warnings:
+            self.warnings[who] = text
+        self.note("warning", self.course.state.generation, f"{who}: {text}")
 
     @property
     def save_p95_s(self) -> float:
@@ -149,6 +150,7 @@ class TrainingDesk:
         if done.problem:
             self.warned("checkpoint", done.problem)
         else:
+            self.warnings.pop("checkpoint", None)
             self.save_s.append(saved.save_s)
             self.last_checkpoint = LastCheckpoint(saved.step, time.time(), done.name)
             fact = CheckpointCommitted(generation=saved.generation, step=saved.step, save_s=saved.save_s)
