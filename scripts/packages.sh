@@ -42,6 +42,9 @@ apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 # Debian enables the services of the packages it installs; those that came with this run are switched off again.
 for package in "${missing[@]}"; do
   for unit in $(dpkg-query -L "$package" 2>/dev/null | sed -n 's|.*/systemd/system/\([^/]*\.service\)$|\1|p'); do
-    command -v systemctl >/dev/null 2>&1 && systemctl disable --quiet "$unit" 2>/dev/null || true
+    if command -v deb-systemd-helper >/dev/null 2>&1; then deb-systemd-helper disable "$unit" >/dev/null; fi
+  done
+  for script in $(dpkg-query -L "$package" 2>/dev/null | sed -n 's|^/etc/init.d/||p'); do
+    update-rc.d "$script" disable >/dev/null
   done
 done

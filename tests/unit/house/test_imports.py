@@ -68,9 +68,7 @@ def test_arrows_point_downwards(path: Path) -> None:
         assert LAYER[there] <= LAYER[here], f"{here} must not import {name}"
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in modules() if part_of(p) == "machine"], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", [p for p in modules() if part_of(p) == "machine"], ids=lambda path: path.name)
 def test_the_decision_machine_is_pure(path: Path) -> None:
     assert not IMPURE & {name.split(".")[0] for name in imports(path)}
 
