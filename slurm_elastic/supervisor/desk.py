@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from slurm_elastic.errors import CheckpointError
 from slurm_elastic.machine.actions import DrainWorkers, OpenGate
-from slurm_elastic.machine.events import CheckpointCommitted
+from slurm_elastic.machine.events import CheckpointCommitted, StopRequested
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.supervisor.course import Course
 from slurm_elastic.supervisor.gates import GatePlan, gates, make_plan, save_plan
@@ -131,7 +132,12 @@ class TrainingDesk:
 
     async def _decide(self, order: OpenGate) -> GatePlan | None:
         """The plan, durable; None when this generation ended meanwhile. All it resumes from is public by now."""
-        resume = await self.records.newest()
+        try:
+            resume = await self.records.newest()
+        except CheckpointError as useless:
+            self.warned("checkpoint", useless.problem)
+            self.course.post(StopRequested(reason=f"{useless.problem}; submit again to start from nothing"))
+            return None
         first = self.workers.at_gate(order.generation, order.members[0].node)
         if not self.course.is_live(order.generation) or not first:
             return None

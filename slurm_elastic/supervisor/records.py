@@ -10,11 +10,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from slurm_elastic.checkpoint import publish, retention
+from slurm_elastic.checkpoint.publish import Found
 from slurm_elastic.errors import CheckpointError
 from slurm_elastic.observe.ledger import Ledger
 from slurm_elastic.supervisor.lease import Lease
@@ -42,6 +43,7 @@ class Records:
     keep: int
     lease: Lease
     warn: Callable[[str], None]
+    _verified: set[str] = field(default_factory=set)  # names of checkpoints whose contents are known to be good
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "records"))
 
     async def add_steps(self, generation: int, steps: Sequence[m.StepDone]) -> None:
@@ -60,15 +62,30 @@ class Records:
         return await self._do(lambda: self._publish(saved))
 
     async def newest(self) -> tuple[str, int]:
-        """Name and step of the newest loadable checkpoint; ("", 0) when there is none. Damage is reported loudly."""
-        found = await self._do(lambda: publish.newest(self.checkpoints))
+        """Name and step of the newest loadable checkpoint; ("", 0) when there never was one. Damage is reported loudly.
+
+        Raises CheckpointError when there are some and none can be used: starting from nothing is not ours to decide.
+        """
+        found = await self._do(self._newest)
         for warning in found.warnings:
             self.warn(warning)
+        if found.checkpoint is None and found.warnings:
+            raise CheckpointError(f"no checkpoint can be used: {found.warnings[0]}")
         return (found.checkpoint.name, found.checkpoint.step) if found.checkpoint else ("", 0)
 
     async def close(self) -> None:
         await self._do(self.ledger.close)
         self._thread.shutdown(wait=False)
+
+    def _newest(self) -> Found:
+        """Contents are verified once: hashing what this process itself published would only lengthen the stall."""
+        found = publish.newest(self.checkpoints, thorough=False)
+        if found.checkpoint is not None and found.checkpoint.name not in self._verified:
+            thorough = publish.newest(self.checkpoints)
+            found = replace(thorough, warnings=found.warnings + thorough.warnings)
+        if found.checkpoint is not None:
+            self._verified.add(found.checkpoint.name)
+        return found
 
     def _publish(self, saved: m.Saved) -> Published:
         self.lease.check()
@@ -77,6 +94,7 @@ class Records:
             path = publish.publish(self.checkpoints, saved.directory, saved.step)
         except CheckpointError as refused:
             return Published(saved.directory, refused.problem)
+        self._verified.add(path.name)
         pruned = retention.prune(self.checkpoints, self.keep, generation=saved.generation)
         for warning in pruned.warnings:
             log.warning("retention problem=%s", warning)
