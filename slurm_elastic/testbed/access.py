@@ -99,8 +99,8 @@ class Access:
         processes.wait_until(predicate, timeout_s, what, poll_s=0.1)
 
     def submit(self, *arguments: str) -> int:
-        """`sbatch` with these arguments; the job's number. Output goes to DIR/work unless they name a file."""
-        output = f"--output={self.directory}/work/slurm-%j.out"
+        """`sbatch` with these arguments; the job's number. Output goes to DIR/output unless they name a file."""
+        output = f"--output={self.directory}/output/slurm-%j.out"
         return int(self.tell("sbatch", "--parsable", output, *arguments).strip().partition(";")[0])
 
     def job(self, job: int) -> dict[str, str]:

@@ -18,7 +18,7 @@ from slurm_elastic.testbed.nodes import init_script
 from slurm_elastic.testbed.options import Options
 from slurm_elastic.testbed.place import Place, exclusive, free_slot, user_name, write_marker
 
-DIRECTORIES = ("conf", "log", "run", "spool", "state", "munge", "dev", "vartmp", "work", "disk")
+DIRECTORIES = ("conf", "log", "run", "spool", "state", "munge", "dev", "vartmp", "output", "disk")
 NULL_DEVICE = os.makedev(1, 3)
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -57,7 +57,7 @@ def _claimed(name: str, directory: Path, options: Options) -> Iterator[Place]:
         write_marker(place, options)
         for part in DIRECTORIES:
             (directory / part).mkdir(mode=0o755)
-        (directory / "work").chmod(0o1777)
+        (directory / "output").chmod(0o1777)
         (directory / "state").chmod(0o700)
         if not options.rootless:
             disk = f"size={options.disk_mb}m,mode=1777"

@@ -68,7 +68,7 @@ def test_only_mounts_of_ours_below_our_directory_are_unmounted_and_the_inner_one
     text = (
         "36 35 0:1 / /tmp/bed rw - tmpfs slurm-elastic-testbed rw\n"
         "37 36 0:2 / /tmp/bed/disk rw shared:1 - tmpfs slurm-elastic-testbed rw\n"
-        "38 35 0:3 / /tmp/bed/work rw - ext4 /dev/vdb rw\n"
+        "38 35 0:3 / /tmp/bed/disk2 rw - ext4 /dev/vdb rw\n"
         "39 35 0:4 / /tmp/bedroom rw - tmpfs slurm-elastic-testbed rw\n"
         "40 35 0:5 / /tmp/be\\040d rw - tmpfs slurm-elastic-testbed rw\n"
     )
