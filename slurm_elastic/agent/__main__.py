@@ -13,11 +13,11 @@ from pathlib import Path
 from slurm_elastic import config
 from slurm_elastic.agent import leftovers, notices
 from slurm_elastic.agent.agent import Agent, AgentSetup, Verdict
-from slurm_elastic.agent.signals import hear_notices
 from slurm_elastic.agent.steps import StepPlace, StepSpec
 from slurm_elastic.config_model import RunConfig
 from slurm_elastic.errors import SlurmElasticError, UserMistake
 from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.signals import hear_notices
 from slurm_elastic.slurm import steps as srun
 from slurm_elastic.slurm.command_client import CommandSlurm
 from slurm_elastic.slurm.environment import scrubbed

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.signals import Notices
 from slurm_elastic.wire import messages as m
 from slurm_elastic.wire.channel import Channel, GaveUp, RefusedBy
+
+_TELL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +51,12 @@ class PortHolder:
             self._socket = None
 
 
-def wait_at_gate(who: Waiting) -> m.Gate | str:
+def wait_at_gate(who: Waiting, notices: Notices) -> m.Gate | str:
     """The ranks; or why there will be none. The connection is closed then: the script opens its own."""
     port = PortHolder()
-
-    def hello(address: str) -> m.WorkerHello:
-        return m.WorkerHello(
-            generation=who.generation,
-            node=who.node,
-            local_rank=who.local_rank,
-            pid=os.getpid(),
-            stage="gate",
-            address=address,
-            port=port.port_on(address),
-            job_id=who.job_id,
-        )
-
-    channel = Channel(who.run_dir, hello, heartbeat_s=who.heartbeat_s, give_up_after_s=who.give_up_after_s)
+    channel = _channel(who, "gate", who.give_up_after_s, port.port_on)
     channel.start()
+    notices.listen(lambda name: channel.inbox.put(m.WorkerNotice(source=name)))
     try:
         while True:
             match channel.inbox.get():
@@ -72,13 +64,41 @@ def wait_at_gate(who: Waiting) -> m.Gate | str:
                     return gate
                 case m.Fenced(reason=reason) | GaveUp(reason) | RefusedBy(reason):
                     return reason
+                case m.WorkerNotice() as heard:
+                    channel.send(heard)
                 case m.Drain(reason=reason):
                     return f"the generation ends before it began: {reason}"
                 case _:
                     continue
     finally:
+        notices.listen(None)
         channel.close()
         port.release()
+
+
+def tell_notice(who: Waiting, name: str) -> None:
+    """Report a signal over a connection of its own: for a script that has none."""
+    channel = _channel(who, "notice", _TELL_S, lambda address: 0)
+    channel.start()
+    channel.send(m.WorkerNotice(source=name))
+    channel.flush(_TELL_S)
+    channel.close()
+
+
+def _channel(who: Waiting, stage: str, give_up_after_s: float, port_on: Callable[[str], int]) -> Channel:
+    def hello(address: str) -> m.WorkerHello:
+        return m.WorkerHello(
+            generation=who.generation,
+            node=who.node,
+            local_rank=who.local_rank,
+            pid=os.getpid(),
+            stage=stage,
+            address=address,
+            port=port_on(address),
+            job_id=who.job_id,
+        )
+
+    return Channel(who.run_dir, hello, heartbeat_s=who.heartbeat_s, give_up_after_s=give_up_after_s)
 
 
 def rank_environment(who: Waiting, gate: m.Gate, run_id: str, max_restarts: int) -> dict[str, str]:

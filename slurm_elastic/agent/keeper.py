@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_elastic.agent.death import die_with_parent
-from slurm_elastic.agent.signals import NOTICES
 from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.signals import NOTICES
 
 _USER_MISTAKE = 2  # exit code of a child that cannot work until someone edits something
 _SUPERSEDED = 4  # ... of the supervisor of a start whose run goes on elsewhere: this job is a ghost

@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from slurm_elastic.agent.signals import NOTICES
-
 _WARM = "torch,torch.distributed,torch.distributed.checkpoint,torch.nn.parallel,slurm_elastic.training"
 _PYTHONS = frozenset({"python", "python3", f"python{sys.version_info.major}.{sys.version_info.minor}"})
 
@@ -46,7 +44,6 @@ def warm_up(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def run_python(command: Sequence[str]) -> int:
     """As `python ...` would, in this process. The script's exit code; raises what else it raises."""
-    _quiet_notices()
     try:
         _run(command)
     except SystemExit as left:
@@ -100,31 +97,3 @@ def exec_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def _is_this_python(program: str) -> bool:
     return program in _PYTHONS or (os.sep in program and Path(program).absolute() == Path(sys.executable).absolute())
-
-
-def _quiet_notices() -> None:
-    """A notice never kills a script by accident; one that handles these signals itself replaces this.
-
-    Forked children get the default SIGTERM back: multiprocessing ends its children by it. Notices are blocked around a
-    fork, or one that is sent to a child in its first moments would be lost.
-    """
-    masks = threading.local()
-
-    def ignore(_number: int, _frame: types.FrameType | None) -> None:
-        return
-
-    def before() -> None:
-        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
-
-    def in_parent() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
-
-    def in_child() -> None:
-        for number in NOTICES:
-            if signal.getsignal(number) is ignore:
-                signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
-
-    for number in NOTICES:
-        signal.signal(number, ignore)
-    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)

@@ -5,18 +5,18 @@ Log file and signals first, then the imports, then the gate, then the ranks' env
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_elastic.agent import script
 from slurm_elastic.agent.death import adopt_orphans, die_with_parent
-from slurm_elastic.agent.gate import Waiting, rank_environment, wait_at_gate
-from slurm_elastic.agent.signals import NOTICES
+from slurm_elastic.agent.gate import Waiting, rank_environment, tell_notice, wait_at_gate
 from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.signals import Notices
 from slurm_elastic.wire import messages as m
 
 SENT_AWAY = 75  # exit code (EX_TEMPFAIL) of a worker that got no ranks; not 0: nothing was trained
@@ -24,8 +24,7 @@ CANNOT_RUN = 127
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    for number in NOTICES:
-        signal.signal(number, lambda *_: None)  # until there is a script that can decide
+    notices = Notices.of_this_process()  # kept until the connection at the gate can tell them
     die_with_parent()
     adopt_orphans()
     options = _parser().parse_args(arguments)
@@ -36,12 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     in_process = script.is_python(options.command)
     if in_process and (failed := script.warm_up(os.environ)):
         print(f"slurm-elastic: not imported ahead: {', '.join(failed)}", file=sys.stderr)
-    gate = wait_at_gate(who)
+    gate = wait_at_gate(who, notices)
     if not isinstance(gate, m.Gate):
         print(f"slurm-elastic: generation {who.generation} does not start here: {gate}", file=sys.stderr)
         return SENT_AWAY
     os.environ.update(rank_environment(who, gate, options.run_id, options.max_restarts))
     if in_process:
+        # for scripts without our library, which listens itself; a handler must not wait for locks of `threading`
+        notices.listen(lambda name: _thread.start_new_thread(tell_notice, (who, name)))
         script.leave(script.run_python(options.command))
     try:
         script.exec_command(options.command, os.environ)

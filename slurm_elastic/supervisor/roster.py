@@ -90,6 +90,9 @@ class Roster:
                 self.workers.leaving(link, message.why)
             case m.Warned():
                 self.desk.warned(_name(link), message.text)
+            case m.WorkerNotice():
+                log.info("notice worker=%s source=%s: asking Slurm", _name(link), message.source)
+                self.poke()
             case _:
                 log.warning("unexpected message peer=%s type=%s", _name(link), type(message).__name__)
 
@@ -128,6 +131,8 @@ class Roster:
         if over:
             log.warning("fenced worker=%s reason=%s", _name(link), over)
             self._soon(lambda: link.send(m.Fenced(generation=hello.generation, reason=over)))
+            return
+        if hello.stage == "notice":
             return
         self.workers.joined(link, hello)
         answer = self.desk.worker_joined(hello)

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Protocol
 
 from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.signals import Notices
 from slurm_elastic.training.environment import Ranks, RunFacts
 from slurm_elastic.wire import messages as m
 from slurm_elastic.wire.channel import Channel, Connected, GaveUp, RefusedBy
@@ -125,7 +126,10 @@ class Supervised:
         self._closed = False
 
     def start(self) -> None:
+        """Connect. In the main thread, also hear notices from now on, for the supervisor to ask Slurm about."""
         self._channel.start()
+        if threading.current_thread() is threading.main_thread():
+            Notices.of_this_process().listen(lambda name: self._channel.inbox.put(m.WorkerNotice(source=name)))
         threading.Thread(target=self._listen, name="slurm-elastic orders", daemon=True).start()
 
     def address(self, timeout_s: float) -> str:
@@ -189,6 +193,8 @@ class Supervised:
                 case m.Fenced() if arrival.generation >= self._run.generation:
                     log.error("fenced: %s", arrival.reason)
                     self._leave(FENCED_EXIT)
+                case m.WorkerNotice():
+                    self.send(arrival)
                 case RefusedBy(reason):
                     log.error("refused by the supervisor: %s", reason)
                     self._leave(FENCED_EXIT)

@@ -58,7 +58,10 @@ class ProbeAnswer(Message, frozen=True, kw_only=True, tag="probe_answer"):
 
 
 class WorkerHello(Message, frozen=True, kw_only=True, tag="worker_hello"):
-    """`stage`: "gate" (imports done, waiting for ranks) or "training" (the library inside the script)."""
+    """`stage`: "gate" (imports done, waiting for ranks), "training" (the library inside the script) or "notice".
+
+    "notice" is a connection for one WorkerNotice, beside whatever else this worker has.
+    """
 
     generation: int
     node: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +69,22 @@ def test_one_rank_is_told_and_all_stop_after_the_same_step_with_a_public_checkpo
     found = newest(supervisor.run.checkpoints).checkpoint
     assert found is not None and found.step == leaving[0].step < 16
     assert not supervisor.run.ledger.exists()  # the supervisor's, under a supervisor
+
+
+def test_a_signal_to_a_worker_is_told_to_the_supervisor_and_stops_nothing(supervised: Start) -> None:
+    def react(supervisor: ScriptedSupervisor, link: Link, message: m.AnyMessage) -> None:
+        publishing(supervisor, link, message)
+        if isinstance(message, m.Steps) and len(supervisor.said(m.Steps)) == 1:
+            assert isinstance(link.hello, m.WorkerHello)
+            os.kill(link.hello.pid, signal.SIGTERM)
+
+    supervisor = supervised(react)
+
+    codes = run_world(supervisor, 2, Plot(slow_s=0.02), generation=1)
+
+    assert codes == [0, 0]
+    assert [message.source for _, message in supervisor.said(m.WorkerNotice)] == ["SIGTERM"]
+    assert [message.why for _, message in supervisor.said(m.Leaving)] == ["finished", "finished"]
 
 
 def test_steps_are_reported_in_order_before_what_follows_from_them(supervised: Start) -> None:

@@ -187,6 +187,43 @@ def test_a_notice_kills_no_worker_before_or_after_the_gate(shims: Shims, script:
     assert shims.log.endswith("alive\n")
 
 
+def heard_notice(shims: Shims) -> str:
+    while not isinstance(message := shims.handler.arrivals.get(timeout=10), m.WorkerNotice):
+        pass
+    return message.source
+
+
+def test_the_supervisor_hears_of_signals_at_the_gate_and_in_a_script_without_our_library(
+    shims: Shims, script: Any
+) -> None:
+    path = script("import sys; open(sys.argv[1]).read()")
+    fifo = shims.rig.run_dir.path / "fifo"
+    os.mkfifo(fifo)
+    process = shims.start("python", path, str(fifo))
+    link = shims.at_gate()
+    process.send_signal(signal.SIGTERM)
+    assert heard_notice(shims) == "SIGTERM"
+    shims.rig.soon(link.send, GATE)
+    with fifo.open("w"):  # opens when the script does
+        process.send_signal(signal.SIGUSR1)
+        assert heard_notice(shims) == "SIGUSR1"
+    assert process.wait(10) == 0, shims.log
+    assert [hello.stage for hello in shims.handler.hellos if isinstance(hello, m.WorkerHello)] == ["gate", "notice"]
+
+
+def test_a_handler_of_the_script_is_the_only_one_that_hears_its_signal(shims: Shims, script: Any) -> None:
+    path = script("""
+        import os, signal
+        signal.signal(signal.SIGTERM, lambda *_: print("mine"))
+        os.kill(os.getpid(), signal.SIGTERM)
+    """)
+    process = shims.start("python", path)
+    shims.open_gate()
+    assert process.wait(10) == 0
+    assert shims.log == "mine\n"
+    assert len(shims.handler.hellos) == 1
+
+
 def test_children_that_a_script_forks_can_still_be_terminated(shims: Shims, script: Any) -> None:
     path = script("""
         import multiprocessing, time

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[3] / "slurm_elastic"
 LAYER = {
     "errors": 0,
     "units": 0,
+    "signals": 0,
     "rundir": 1,
     "config": 1,
     "machine": 1,
