@@ -6,6 +6,8 @@ still be heard of has ended, and what cannot be heard of is fenced by its number
 
 from __future__ import annotations
 
+import math
+
 from slurm_elastic.machine.actions import (
     DrainWorkers,
     Finish,
@@ -28,6 +30,7 @@ from slurm_elastic.machine.state import Generation, State
 from slurm_elastic.machine.turn import Turn
 from slurm_elastic.machine.working import record
 
+LEAVE_MARGIN_S = 6.0  # to agree on a boundary, end the steps and give the node back, also on a busy node
 SETTLED_S = 30.0  # a generation of a script that reports no steps counts as trained after this
 
 
@@ -111,9 +114,15 @@ def warm_up_limit(state: State) -> float | None:
             continue
         lead = state.policy.short_lead
         if allocation.deadline is not None:
-            lead = min(state.policy.lead, max(0.0, allocation.deadline - allocation.noticed_at) / 3)
+            window = max(0.0, allocation.deadline - allocation.noticed_at)
+            lead = min(state.policy.lead, max(window / 3, window - _time_to_leave(state)))
         limits.append(allocation.noticed_at + lead)
     return min(limits, default=None)
+
+
+def _time_to_leave(state: State) -> float:
+    """From the order to drain to the release of the node. Before a save was measured nobody knows."""
+    return math.inf if state.save_s is None else 1.5 * state.save_s + LEAVE_MARGIN_S
 
 
 def drain(turn: Turn, reason: str, deadline: float | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -190,9 +191,21 @@ def test_an_earlier_deadline_shortens_the_drain_and_starts_no_second_one() -> No
     assert len(world.all(a.DrainWorkers)) == 2
 
 
-@pytest.mark.parametrize(("left", "lead"), [(30.0, 10.0), (900.0, 20.0), (None, 5.0)])
-def test_new_workers_may_warm_up_for_a_part_of_the_notice(left: float | None, lead: float) -> None:
+@pytest.mark.parametrize(
+    ("left", "save_s", "lead"),
+    [
+        (30.0, None, 10.0),  # nobody knows how long a save takes
+        (15.0, 2.0, 6.0),  # what the save and the way out leave
+        (15.0, 8.0, 5.0),  # a third at least
+        (900.0, 2.0, 20.0),
+        (None, 2.0, 5.0),
+    ],
+)
+def test_new_workers_may_warm_up_for_a_part_of_the_notice(
+    left: float | None, save_s: float | None, lead: float
+) -> None:
     world = with_one()
+    world.state = msgspec.structs.replace(world.state, save_s=save_s)
     deadline = None if left is None else world.now + left
     world.feed(e.NoticeReceived(job_id=901, source="SIGTERM", deadline=deadline))
     start = world.now
