@@ -172,6 +172,8 @@ class Reporter:
 
 
 def _is_news(state: State, generation: int) -> bool:
-    """Whether nobody asked these workers to end."""
+    """Whether these workers ended without having been told to."""
     found = next((g for g in (state.live, state.next) if g is not None and g.number == generation), None)
-    return found is not None and found.killed_at is None
+    if found is None or found.killed_at is not None:
+        return False
+    return found.drain_at is None or state.best_step > 0  # level 0 is drained by a signal
