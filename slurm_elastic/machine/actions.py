@@ -106,9 +106,13 @@ class Finish(Order, frozen=True, kw_only=True, tag="finish"):
 
 
 class Stop(Order, frozen=True, kw_only=True, tag="stop"):
-    """The run ends for now, saved, and can be resumed: release everything, end with exit code 0."""
+    """The run ends for now, saved, and can be resumed: release everything, end with exit code 0.
+
+    `requeue`: nobody asked for it, Slurm takes the base job. If it is preempted it is to come back by itself.
+    """
 
     reason: str
+    requeue: bool = False
 
 
 class GiveUp(Order, frozen=True, kw_only=True, tag="give_up"):

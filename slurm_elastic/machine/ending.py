@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from slurm_elastic.machine.actions import Stop
 from slurm_elastic.machine.nodes import still_running
+from slurm_elastic.machine.state import Allocation, State
 from slurm_elastic.machine.transitions import abandon_next, drain
 from slurm_elastic.machine.turn import Turn
 
 
 def notice_of_the_base(turn: Turn) -> None:
     """Slurm takes the job that owns the run: that ends it for now."""
-    base = next((a for a in turn.state.allocations if a.role == "base"), None)
+    base = _base(turn.state)
     if base is not None and base.leaving and not turn.state.ending:
         turn.change(ending=f"Slurm takes the base job {base.job_id} back ({base.notice})")
 
@@ -23,9 +24,19 @@ def end(turn: Turn) -> None:
         abandon_next(turn, state.ending)
     if state.live is None:
         reason = state.ending if state.cause_planned else f"{state.ending}; not saved, because {state.cause}"
-        turn.order(Stop(reason=reason))
         turn.change(phase="stopped", reason=reason)
+        turn.order(stop_order(turn.state))
         return
     if state.live.well and still_running(state, state.live, turn.now):
-        base = next((a for a in state.allocations if a.role == "base"), None)
+        base = _base(state)
         drain(turn, state.ending, base.deadline if base is not None else None)
+
+
+def stop_order(state: State) -> Stop:
+    """For a run in phase "stopped"."""
+    base = _base(state)
+    return Stop(reason=state.reason, requeue=base is not None and base.leaving and not state.stop_asked)
+
+
+def _base(state: State) -> Allocation | None:
+    return next((a for a in state.allocations if a.role == "base"), None)

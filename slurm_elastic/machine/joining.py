@@ -12,9 +12,9 @@ from slurm_elastic.machine.actions import (
     KillWorkers,
     LaunchWorkers,
     ReleaseAllocation,
-    Stop,
     SubmitCompanion,
 )
+from slurm_elastic.machine.ending import stop_order
 from slurm_elastic.machine.events import AgentJoined, AgentLost, StepHeld, SupervisorStarted
 from slurm_elastic.machine.nodes import earliest_deadline
 from slurm_elastic.machine.state import Allocation, Vanished
@@ -55,6 +55,7 @@ def _begin_anew(turn: Turn) -> None:
         phase="waiting",
         reason="submitted again",
         ending="",
+        stop_asked=False,
         failures=0,
         first_failure="",
         cause="the run was submitted again",
@@ -76,7 +77,7 @@ def _end_again(turn: Turn) -> None:
         case "finished":
             turn.order(Finish(reason=turn.state.reason))
         case "stopped":
-            turn.order(Stop(reason=turn.state.reason))
+            turn.order(stop_order(turn.state))
         case _:
             turn.order(GiveUp(reason=turn.state.reason))
 

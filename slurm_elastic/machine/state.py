@@ -144,6 +144,7 @@ class State(Value, frozen=True, kw_only=True):
     wanted: int | None = None  # asked by the user
     asked: bool = False  # ... and not reached yet
     ending: str = ""  # reason why the run saves and stops
+    stop_asked: bool = False  # by the user
     chosen_at: float | None = None  # last transition that we chose
     parked_since: float | None = None
     surplus_since: float | None = None

@@ -123,7 +123,7 @@ def take_in(turn: Turn, event: Event) -> None:
         case ScaleRequested():
             _scale(turn, event)
         case StopRequested():
-            turn.change(ending=turn.state.ending or event.reason or "asked by the user")
+            turn.change(ending=turn.state.ending or event.reason or "asked by the user", stop_asked=True)
         case TimePassed():
             pass
         case _:

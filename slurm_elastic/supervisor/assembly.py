@@ -133,7 +133,9 @@ class _Parts:
             poller=self.poller,
             limits=TimeLimits(course.post, self.around.config.control.poll),
             reporter=reporter,
-            end=End(run, course, self.agents, self.companions, self._ask, self.note, reporter.write_status),
+            end=End(
+                run, course, self.agents, self.companions, self._ask, self.note, reporter.write_status, self._requeue
+            ),
         )
 
     def started(self) -> SupervisorStarted:
@@ -191,6 +193,9 @@ class _Parts:
         base = [self.course.base_job_id] if self.course.base_job_id else []
         found: tuple[Job, ...] = await self._in_thread(lambda: self.around.slurm.jobs(base, token_prefix=prefix))
         return found
+
+    async def _requeue(self, job_id: int) -> None:
+        await self._in_thread(lambda: self.around.slurm.requeue(job_id))
 
 
 def _companion(config: RunConfig, run: RunDirectory, base_job_id: int, order: SubmitCompanion) -> BatchRequest:

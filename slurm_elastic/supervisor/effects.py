@@ -22,11 +22,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The run is over. `kind`: finished, stopped or failed."""
+    """The run is over. `kind`: finished, stopped or failed. `requeue`: the base job comes back if it is preempted."""
 
     kind: str
     reason: str
     exit_code: int
+    requeue: bool = False
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Effects:
             case a.Finish():
                 self.ending = Ending("finished", action.reason, 0)
             case a.Stop():
-                self.ending = Ending("stopped", action.reason, 0)
+                self.ending = Ending("stopped", action.reason, 0, action.requeue)
             case a.GiveUp():
                 self.ending = Ending("failed", action.reason, 1)
             case _:

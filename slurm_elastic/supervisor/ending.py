@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from slurm_elastic.errors import SlurmError
+from slurm_elastic.errors import SlurmError, SlurmUnknown
 from slurm_elastic.machine.actions import CancelJob
 from slurm_elastic.rundir import RunDirectory, replace_json
 from slurm_elastic.slurm.api import Job
@@ -29,7 +29,7 @@ REJOIN_S = 15.0
 
 @dataclass(slots=True)
 class End:
-    """`ask` is the one query for all jobs of the run."""
+    """`ask` is the one query for all jobs of the run; `requeue` gives the job with this id back to the queue."""
 
     run: RunDirectory
     course: Course
@@ -38,6 +38,7 @@ class End:
     ask: Callable[[], Awaitable[tuple[Job, ...]]]
     note: Callable[..., None]
     last_words: Callable[[], Awaitable[None]]
+    requeue: Callable[[int], Awaitable[None]]
 
     async def carry_out(self, ending: Ending) -> None:
         """Repeatable: a supervisor that died in here starts over."""
@@ -46,6 +47,8 @@ class End:
         self.note(ending.kind, self.course.state.generation, ending.reason)
         await self._empty(ending)
         await self.last_words()
+        if ending.requeue:
+            await self._requeue_if_preempted()
         await self._release_base(ending)
         log.info("the run is over kind=%s reason=%s", ending.kind, ending.reason)
 
@@ -76,6 +79,28 @@ class End:
 
     def _is_left(self, job: Job) -> bool:
         return job.job_id != self.course.base_job_id and meaning(job.state, requeue=job.requeue) is not Meaning.OVER
+
+    async def _requeue_if_preempted(self) -> None:
+        """A job that leaves before its grace time is over would be completed, and never come back (Slurm < 24.05).
+
+        While Slurm is silent we stay: it requeues the job itself when it ends it.
+        """
+        base_job_id = self.course.base_job_id
+        while True:
+            try:
+                found = [job for job in await self.ask() if job.job_id == base_job_id]
+                if not any(job.requeue and job.preempt_time and job.state == "RUNNING" for job in found):
+                    return
+                await self.requeue(base_job_id)
+            except SlurmUnknown as silent:
+                log.warning("unknown whether the base job is preempted: %s", silent.problem)
+                await asyncio.sleep(LOOK_S)
+                continue
+            except SlurmError as refused:
+                log.warning("the base job is not requeued: %s", refused.problem)
+                return
+            self.note("requeued", self.course.state.generation, "Slurm preempts the base job", job_id=base_job_id)
+            return
 
     async def _release_base(self, ending: Ending) -> None:
         """The base job's own agent ends the job, and us with it."""

@@ -342,6 +342,19 @@ def test_stop_saves_first_and_says_why() -> None:
     assert world.state.reason == "asked by the user"
 
 
+@pytest.mark.parametrize(("asked", "comes_back"), [(False, True), (True, False)])
+def test_a_base_job_that_slurm_takes_comes_back_unless_the_user_wants_an_end(asked: bool, comes_back: bool) -> None:
+    world = at_two(companions=False)
+    world.feed(e.NoticeReceived(job_id=BASE, source="SIGUSR1", deadline=world.now + 60))
+    if asked:
+        world.feed(e.StopRequested())
+    world.pass_time(2)
+    world.feed(e.SupervisorStarted(epoch=2, base_job_id=BASE))  # the one before died before it carried this out
+
+    assert world.all(a.DrainWorkers)[-1].save
+    assert [stop.requeue for stop in world.all(a.Stop)] == [comes_back, comes_back]
+
+
 def test_a_stopped_run_goes_on_under_a_new_job_and_a_finished_one_never() -> None:
     world = at_two(companions=False)
     world.feed(e.StopRequested())

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,26 @@ def test_a_silent_controller_stops_nothing(cluster: Cluster) -> None:
     cluster.slurm.silent = ""
 
     assert cluster.status()["generation"] == 1
+
+
+def test_a_base_job_that_is_preempted_is_requeued_before_it_ends(cluster: Cluster) -> None:
+    cluster.wait_for_world(2)
+    preempted = replace(cluster.slurm.known_jobs[BASE], preempt_time=time.time(), requeue=True)
+    cluster.slurm.known_jobs[BASE] = preempted
+    cluster.agents[0].channel.send(m.AgentNotice(source="SIGUSR1", deadline=time.time() + 60))
+    wait_until(lambda: cluster.supervisor.exit_code is not None, "the supervisor ends")
+
+    assert cluster.slurm.known_jobs[BASE].restarts == 1
+    assert [event.kind for event in read_events(cluster.run.events)][-2:] == ["stopped", "requeued"]
+
+
+def test_a_base_job_that_was_cancelled_stays_away(cluster: Cluster) -> None:
+    cluster.wait_for_world(2)
+    cluster.agents[0].channel.send(m.AgentNotice(source="SIGTERM"))
+    wait_until(lambda: cluster.supervisor.exit_code is not None, "the supervisor ends")
+
+    assert cluster.slurm.known_jobs[BASE].restarts == 0
+    assert cluster.status()["state"] == "stopped"
 
 
 def test_an_unmodified_script_is_ended_and_started_again_at_the_new_size(tmp_path: Path) -> None:
