@@ -25,6 +25,7 @@ from slurm_elastic.wire import messages as m
 from slurm_elastic.wire.frames import Decoders, Opener, Sealer, encode
 
 CONNECTING_AT_ONCE = 50
+RETRY_S = 0.2
 STEP_S = 0.1  # of rank 0
 WATCH_S = 0.1
 
@@ -47,6 +48,7 @@ class Signs:
     stop: Event
     waiting: Synchronized[int]  # at the gate
     training: Synchronized[int]
+    refused: Synchronized[int]  # connections that came to nothing
     lost: Synchronized[int]
 
 
@@ -157,10 +159,17 @@ class Crowd:
         task.add_done_callback(self._tasks.discard)
 
     async def _connect(self, seat: Seat, stage: Stage) -> None:
+        """Tries again, as the library does."""
         loop = asyncio.get_running_loop()
         async with self._turnstile:
-            _, worker = await loop.create_connection(lambda: Worker(self, seat, stage), self.host, self.port)
-            await worker.met
+            while not self.signs.stop.is_set():
+                try:
+                    _, worker = await loop.create_connection(lambda: Worker(self, seat, stage), self.host, self.port)
+                    await worker.met
+                    return
+                except OSError:
+                    _count(self.signs.refused)
+                    await asyncio.sleep(RETRY_S)
 
     def _beat(self, worker: Worker, heartbeat_s: float) -> None:
         if worker in self._there:

@@ -42,6 +42,7 @@ from slurm_elastic.wire.channel import Channel
 BASE = 1
 PROBE_S = 0.01
 EMPTY_S = 5.0
+CONNECT_S = 240.0  # at most
 SETTLE_S = 3.0
 CROWDS = 4  # processes that simulate
 TARGET_LAG_MS = 20.0
@@ -78,6 +79,7 @@ class Found:
     empty_mib: float
     steady_mib: float
     queries_per_minute: float
+    refused: int  # connections that had to be tried again
     lost: int
 
 
@@ -161,19 +163,19 @@ class Shape:
             marks = [_usage(supervisor.pid)]
             time.sleep(EMPTY_S)
             marks.append(_usage(supervisor.pid))
-            signs = Signs(mp.Event(), mp.Value("i", 0), mp.Value("i", 0), mp.Value("i", 0))
+            signs = Signs(mp.Event(), *(mp.Value("i", 0) for _ in range(4)))
             with _agent(self.run, self.names), _running(self._crowds(signs, others)):
-                _wait(lambda: signs.training.value == self.workers, 240, "all workers train")
+                _wait(lambda: signs.training.value == self.workers, CONNECT_S, "all workers train")
                 marks.append(_usage(supervisor.pid))
                 time.sleep(SETTLE_S)
                 marks.append(_usage(supervisor.pid))
                 time.sleep(self.seconds)
                 marks.append(_usage(supervisor.pid))
-                lost = signs.lost.value
+                refused, lost = signs.refused.value, signs.lost.value
                 ours.send("stop")
                 samples: list[Sample] = ours.recv()
                 signs.stop.set()
-        return self._found(marks, samples, lost)
+        return self._found(marks, samples, refused, lost)
 
     def _crowds(self, signs: Signs, cpus: list[int]) -> list[BaseProcess]:
         seats = [
@@ -186,7 +188,7 @@ class Shape:
             mp.Process(target=simulated_workers.live, args=(self.run.path, part, signs, cpus)) for part in parts if part
         ]
 
-    def _found(self, marks: Sequence[Usage], samples: Sequence[Sample], lost: int) -> Found:
+    def _found(self, marks: Sequence[Usage], samples: Sequence[Sample], refused: int, lost: int) -> Found:
         start, empty, connected, begin, end = marks
 
         def lag(since: Usage, until: Usage) -> Lag:
@@ -205,6 +207,7 @@ class Shape:
             empty_mib=empty.mib,
             steady_mib=end.mib,
             queries_per_minute=(steady[-1].queries - steady[0].queries) / minutes,
+            refused=refused,
             lost=lost,
         )
 
@@ -276,7 +279,9 @@ def _wait(holds: Callable[[], bool], timeout_s: float, what: str) -> None:
 
 
 def _say(found: Found) -> None:
-    print(f"{found.workers} workers on {found.nodes} nodes, connected in {found.connect_s:.1f} s, lost {found.lost}")
+    print(
+        f"{found.workers} workers on {found.nodes} nodes, connected in {found.connect_s:.1f} s, refused {found.refused}, lost {found.lost}"
+    )
     for name, lag in (("nobody connected", found.empty), ("connecting", found.connecting), ("steady", found.steady)):
         print(f"  lag {name:17} p50 {lag.p50_ms:6.2f}  p99 {lag.p99_ms:6.2f}  worst {lag.worst_ms:7.2f} ms")
     print(f"  processor {100 * found.cpu:.0f} %, memory {found.empty_mib:.0f} -> {found.steady_mib:.0f} MiB")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ from slurm_elastic.supervisor.lease import Claimant
 
 log = logging.getLogger(__name__)
 
+MOST_DESCRIPTORS = 32_768  # more connections than the wire takes
+
 
 @click.command()
 @click.option("--run-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True)
@@ -30,6 +33,7 @@ log = logging.getLogger(__name__)
 def main(run_dir: Path, job_id: int, restart_count: int) -> None:
     """Supervise the run in RUN-DIR until it is over, a newer supervisor takes over, or this one fails."""
     die_with_parent()
+    _allow_connections()
     run = RunDirectory(run_dir)
     try:
         run.check_safe()
@@ -51,6 +55,14 @@ def main(run_dir: Path, job_id: int, restart_count: int) -> None:
         log.error("%s", problem)
         click.echo(str(problem), err=True)
         sys.exit(problem.exit_code)
+
+
+def _allow_connections() -> None:
+    """One open file per worker: the usual soft limit of 1,024 is soon too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from slurm_elastic.machine.actions import DrainWorkers, OpenGate
 from slurm_elastic.machine.events import CheckpointCommitted, StopRequested
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.supervisor.course import Course
-from slurm_elastic.supervisor.gates import GatePlan, gates, make_plan, save_plan
+from slurm_elastic.supervisor.gates import GatePlan, gate_of, gates, make_plan, save_plan
 from slurm_elastic.supervisor.progress import Progress
 from slurm_elastic.supervisor.records import Records
 from slurm_elastic.supervisor.workers import Workers
@@ -98,7 +98,7 @@ class TrainingDesk:
         if plan is None or plan.generation != hello.generation:
             return None
         if hello.stage == "gate":
-            return gates(plan, self.course.epoch).get((hello.node, hello.local_rank))
+            return gate_of(plan, self.course.epoch, hello.node, hello.local_rank)
         if not plan.trained:
             self.plan = trained = msgspec.structs.replace(plan, trained=True)
             self.spawn(self.records.write(lambda: save_plan(self.run, trained)))

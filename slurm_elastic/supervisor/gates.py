@@ -57,24 +57,35 @@ def make_plan(
 def gates(plan: GatePlan, epoch: int) -> Mapping[tuple[str, int], m.Gate]:
     """The message for each worker, by node and local rank."""
     return {
-        (node, local_rank): m.Gate(
-            epoch=epoch,
-            generation=plan.generation,
-            global_rank=node_rank * plan.workers_per_node + local_rank,
-            world_size=plan.world_size,
-            local_rank=local_rank,
-            local_world_size=plan.workers_per_node,
-            node_rank=node_rank,
-            node_count=len(plan.nodes),
-            master_addr=plan.master_addr,
-            master_port=plan.master_port,
-            restart_count=plan.generation - 1,
-            resume=plan.resume,
-            resume_step=plan.resume_step,
-        )
+        (node, local_rank): _gate(plan, epoch, node_rank, local_rank)
         for node_rank, node in enumerate(plan.nodes)
         for local_rank in range(plan.workers_per_node)
     }
+
+
+def gate_of(plan: GatePlan, epoch: int, node: str, local_rank: int) -> m.Gate | None:
+    """The message for one worker; None when the plan has no place for it."""
+    if node not in plan.nodes or not 0 <= local_rank < plan.workers_per_node:
+        return None
+    return _gate(plan, epoch, plan.nodes.index(node), local_rank)
+
+
+def _gate(plan: GatePlan, epoch: int, node_rank: int, local_rank: int) -> m.Gate:
+    return m.Gate(
+        epoch=epoch,
+        generation=plan.generation,
+        global_rank=node_rank * plan.workers_per_node + local_rank,
+        world_size=plan.world_size,
+        local_rank=local_rank,
+        local_world_size=plan.workers_per_node,
+        node_rank=node_rank,
+        node_count=len(plan.nodes),
+        master_addr=plan.master_addr,
+        master_port=plan.master_port,
+        restart_count=plan.generation - 1,
+        resume=plan.resume,
+        resume_step=plan.resume_step,
+    )
 
 
 def save_plan(run: RunDirectory, plan: GatePlan) -> None:

@@ -85,6 +85,8 @@ class Workers:
             if place in self._lost or place in self._fenced:
                 continue
             for local_rank, seen in there.items():
+                if seen.link is not None and now - seen.link.heard <= self._timeout_s:
+                    continue  # quick: this is asked once a second for every worker
                 silent_s = self._silence(seen, now, amnesty)
                 if silent_s > self._timeout_s:
                     self._lost.add(place)
@@ -104,7 +106,12 @@ class Workers:
 
     def has_trained(self, generation: int) -> bool:
         """Whether a script of this generation reached the library (false: level 0, or not there yet)."""
-        return any(seen.hello.stage == "training" for _, seen in self._each(generation))
+        return any(
+            seen.hello.stage == "training"
+            for place, there in self._seen.items()
+            if place[0] == generation
+            for seen in there.values()
+        )
 
     def all_training(self, generation: int, nodes: Iterable[str]) -> bool:
         """Whether every worker of these nodes has reached the library."""
