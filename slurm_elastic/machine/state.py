@@ -78,6 +78,7 @@ class Generation(Value, frozen=True, kw_only=True):
     planned: bool = True
     chosen: bool = False  # we could have left things as they were
     ready: tuple[str, ...] = ()
+    failed: bool = False  # nodes of it did not start: one failure, however many they are
     opened_at: float | None = None
     kind: str = ""  # of the transition into it; set when its gate opens
     from_nodes: int = 0

@@ -83,8 +83,9 @@ def _shrink_next(turn: Turn, following: Generation, good: tuple[Member, ...], *,
         kept = good[:size]
         dropped = tuple(m.node for m in following.members if m not in kept)
         turn.order(KillWorkers(generation=following.number, nodes=dropped, reason=why, alone=True))
-        turn.change_next(members=kept, ready=tuple(n for n in following.ready if n not in dropped))
-    if own_fault and not well and not state.ending:
+        ready = tuple(n for n in following.ready if n not in dropped)
+        turn.change_next(members=kept, ready=ready, failed=following.failed or own_fault)
+    if own_fault and not following.failed and not well and not state.ending:
         count_failure(turn, f"generation {following.number} did not start: {why}")
 
 
