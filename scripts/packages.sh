@@ -1,8 +1,9 @@
 #!/bin/bash
 # Install the distribution's packages that the testbed and the demo need. Starts no service and enables none.
 set -eu
+# (libpmix-dev: `srun --mpi=pmix` of Debian's Slurm looks for libpmix.so, which the library's own package lacks)
 need=(slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 util-linux procps python3-venv gcc jargon-text
-  libopenmpi-dev openmpi-bin shellcheck)
+  libopenmpi-dev openmpi-bin libpmix-dev shellcheck)
 declare -A program=([slurmctld]=slurmctld [slurmd]=slurmd [slurm-client]=srun [slurmdbd]=slurmdbd [munge]=munged
   [mariadb-server]=mariadbd [iproute2]=ip [util-linux]=nsenter [procps]=ps [gcc]=gcc [openmpi-bin]=mpirun
   [libopenmpi-dev]=mpicc [shellcheck]=shellcheck)
