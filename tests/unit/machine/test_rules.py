@@ -78,6 +78,29 @@ def test_a_growth_that_lasted_does_not_snooze() -> None:
     assert world.state.grow_until == 0.0
 
 
+def test_companions_that_are_taken_before_they_train_are_not_asked_for_again_at_once() -> None:
+    world = at_two(scale_up_snooze_time=30.0, scaling_timeout=100.0)
+    for job_id, node in ((901, "c1"), (902, "c2")):
+        companion(world, job_id, node)
+    start = world.now
+    for job_id in (901, 902):
+        world.feed(e.NoticeReceived(job_id=job_id, source="SIGUSR1", deadline=start + 20))
+        world.end_job(job_id)
+
+    assert (world.state.grow_level, world.state.grow_until) == (1, start + 30.0)  # both together count once
+    world.feed(e.ScaleRequested(nodes=None))
+    assert world.state.grow_until == 0.0
+
+
+def test_a_companion_that_was_parked_for_long_may_go() -> None:
+    world = at_two(scale_up_snooze_time=30.0, scaling_timeout=100.0)
+    companion(world, 901, "c1")
+    world.now += 30.0
+    world.feed(e.NoticeReceived(job_id=901, source="SIGUSR1"))
+
+    assert world.state.grow_until == 0.0
+
+
 def test_a_growth_that_would_not_pay_is_not_made() -> None:
     world = at_two(allowed_nodes=(2, 3), max_nodes=3, prior_lifetime=60.0, prior_stall=20.0)
     world.state = replace(world.state, stall_s=20.0)
@@ -423,3 +446,11 @@ def test_a_surplus_companion_is_given_back_after_a_while() -> None:
     world.now = start + 20.0
 
     assert [x.job_id for x in world.feed(e.TimePassed()) if isinstance(x, a.ReleaseAllocation)] == [902]
+
+
+def test_a_generation_that_does_not_start_is_one_failure_however_many_nodes_it_has() -> None:
+    world = World(policy(allowed_nodes=(1, 2), companions=False)).start()
+    for node in ("b1", "b2"):
+        world.end_workers(1, node, exit_code=1)
+
+    assert world.state.failures == 1
