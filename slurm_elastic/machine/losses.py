@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from slurm_elastic.machine.actions import GiveUp, KillWorkers, Member
 from slurm_elastic.machine.nodes import earliest_deadline, may_rejoin
-from slurm_elastic.machine.state import Generation, State
+from slurm_elastic.machine.state import Allocation, Generation, State
 from slurm_elastic.machine.turn import Turn
 from slurm_elastic.machine.working import describe, is_clean
 
@@ -91,6 +91,20 @@ def capacity_went(turn: Turn) -> None:
     if turn.now - state.grown_at >= min(lasting, turn.policy.longest_snooze):
         turn.change(grown_at=None, grow_level=0)
     else:
+        snooze_growth(turn)
+
+
+def parked_went(turn: Turn, allocation: Allocation) -> None:
+    """A companion is taken before it could train: capacity that comes and goes is not asked for again at once.
+
+    Several that go together count once. Members are growths that did not last, or count with the growth they end.
+    """
+    state = turn.state
+    members = {m.job_id for g in (state.live, state.next) if g is not None for m in g.members}
+    if allocation.role == "base" or allocation.joined_at is None or allocation.job_id in members:
+        return
+    lived_s = turn.now - allocation.joined_at
+    if turn.now >= state.grow_until and lived_s < turn.policy.scale_up_snooze_time:
         snooze_growth(turn)
 
 

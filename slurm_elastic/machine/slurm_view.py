@@ -19,6 +19,7 @@ from slurm_elastic.machine.events import (
     NoticeReceived,
     SlurmSilent,
 )
+from slurm_elastic.machine.losses import parked_went
 from slurm_elastic.machine.state import Allocation
 from slurm_elastic.machine.turn import Turn
 
@@ -121,6 +122,8 @@ def notice(turn: Turn, event: NoticeReceived) -> None:
     known = turn.state.allocation(event.job_id)
     if known is None:
         return
+    if not known.leaving and known.released_at is None:
+        parked_went(turn, known)
     deadlines = [d for d in (known.deadline, event.deadline) if d is not None]
     turn.change_allocation(
         event.job_id,
@@ -138,6 +141,8 @@ def job_gone(turn: Turn, allocation: Allocation) -> None:
             companion_ends=turn.state.companion_ends + 1,
             companion_seconds=turn.state.companion_seconds + turn.now - allocation.joined_at,
         )
+        if not allocation.leaving:
+            parked_went(turn, allocation)
     elif not wanted_gone:
         level = turn.state.submit_level + 1
         turn.change(

@@ -133,7 +133,7 @@ def take_in(turn: Turn, event: Event) -> None:
 def _scale(turn: Turn, event: ScaleRequested) -> None:
     policy = turn.policy
     wanted = None if event.nodes is None else max(policy.min_nodes, min(policy.max_nodes, event.nodes))
-    turn.change(wanted=wanted, asked=True, submit_blocked="", submit_until=0.0)
+    turn.change(wanted=wanted, asked=True, submit_blocked="", submit_until=0.0, grow_until=0.0)
     if event.nodes is not None and turn.state.wanted_nodes != event.nodes:
         sizes = ", ".join(str(size) for size in policy.allowed_nodes)
         turn.change(reason=f"asked for {event.nodes} nodes, takes {turn.state.wanted_nodes}: allowed are {sizes}")
