@@ -85,8 +85,8 @@ def newest(directory: Path, *, thorough: bool = True, mark_bad: bool = True) -> 
             where = _mark_bad(path, step) if mark_bad else path
             warnings.append(f"checkpoint of step {step} cannot be used, trying the one before: {broken} (see {where})")
             continue
-        if mark_bad and read_latest(directory) != path.name:
-            replace_text(directory / layout.LATEST, path.name + "\n")
+        if mark_bad:
+            warnings += _point_latest_at(path)
         return Found(Checkpoint(path, manifest), tuple(warnings))
     return Found(None, tuple(warnings))
 
@@ -147,6 +147,16 @@ def _finish_earlier(source: Path, target: Path) -> None:
 
 def _identity(about: About) -> tuple[object, ...]:
     return about.step, about.cursor, about.config_hash
+
+
+def _point_latest_at(path: Path) -> tuple[str, ...]:
+    """`latest` is for people: what it cannot say (disk full) keeps nobody from resuming."""
+    try:
+        if read_latest(path.parent) != path.name:
+            replace_text(path.parent / layout.LATEST, path.name + "\n")
+    except OSError as broken:
+        return (f"`latest` could not be made to name {path.name}, which is the newest checkpoint: {broken.strerror}",)
+    return ()
 
 
 def _mark_bad(path: Path, step: int) -> Path:

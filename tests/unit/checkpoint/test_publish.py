@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -41,6 +42,22 @@ def test_publishing_again_after_a_crash_changes_nothing(tmp_path: Path, make_dra
     publish(tmp_path, draft, 100)
 
     assert read_latest(tmp_path) == "step-00000100"
+
+
+def test_a_disk_too_full_to_write_latest_keeps_nobody_from_resuming(
+    tmp_path: Path, make_draft: MakeDraft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, make_draft(100), 100)
+    (tmp_path / "latest").write_text("step-00000050\n")
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("slurm_elastic.checkpoint.publish.replace_text", full)
+    found = newest(tmp_path)
+
+    assert found.checkpoint is not None and found.checkpoint.step == 100
+    assert "No space left" in found.warnings[0]
 
 
 def test_a_second_save_of_the_same_state_is_dropped(tmp_path: Path, make_draft: MakeDraft) -> None:
