@@ -26,6 +26,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(float(os.environ.get("PAUSE", "0.03")))
+    print(f"left after step {run.step}")
 
 
 if __name__ == "__main__":
