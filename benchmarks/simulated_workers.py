@@ -51,6 +51,11 @@ class Signs:
     refused: Synchronized[int]  # connections that came to nothing
     lost: Synchronized[int]
 
+    def __str__(self) -> str:
+        """What there is now."""
+        counts = ("waiting", "training", "refused", "lost")
+        return ", ".join(f"{getattr(self, name).value} {name}" for name in counts)
+
 
 class Worker(asyncio.Protocol):
     """One connection. `met` is set by the Welcome; a worker at the gate goes on in a second connection."""
@@ -137,7 +142,7 @@ class Crowd:
 
     def welcomed(self, worker: Worker, heartbeat_s: float) -> None:
         self._there.add(worker)
-        _count(self.signs.waiting if worker.stage == "gate" else self.signs.training)
+        _count(self._counter(worker.stage))
         loop = asyncio.get_running_loop()
         loop.call_later(random.uniform(0, heartbeat_s), self._beat, worker, heartbeat_s)
         if worker.stage == "training" and worker.seat.global_rank == 0:
@@ -149,9 +154,15 @@ class Crowd:
         self._enter(worker.seat, "training")
 
     def gone(self, worker: Worker) -> None:
+        """It comes back, as the library does."""
         if worker in self._there:
             self._there.discard(worker)
             _count(self.signs.lost)
+            _count(self._counter(worker.stage), -1)
+            self._enter(worker.seat, worker.stage)
+
+    def _counter(self, stage: Stage) -> Synchronized[int]:
+        return self.signs.waiting if stage == "gate" else self.signs.training
 
     def _enter(self, seat: Seat, stage: Stage) -> None:
         task = asyncio.get_running_loop().create_task(self._connect(seat, stage))
@@ -202,6 +213,6 @@ def live(run_dir: Path, seats: Sequence[Seat], signs: Signs, cpus: Sequence[int]
     asyncio.run(alive())
 
 
-def _count(counter: Synchronized[int]) -> None:
+def _count(counter: Synchronized[int], change: int = 1) -> None:
     with counter.get_lock():
-        counter.value += 1
+        counter.value += change

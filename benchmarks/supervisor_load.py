@@ -158,14 +158,14 @@ class Shape:
         config = _config(self.run, self.nodes, self.per_node)
         argv = (self.run.path, config, self.names, theirs, measured)
         with _running([mp.Process(target=be_supervisor, args=argv)]) as (supervisor,):
-            _wait(self.run.endpoint.exists, 20, "the supervisor listens")
+            _wait(self.run.endpoint.exists, 20, lambda: "the supervisor listens")
             assert supervisor.pid is not None
             marks = [_usage(supervisor.pid)]
             time.sleep(EMPTY_S)
             marks.append(_usage(supervisor.pid))
             signs = Signs(mp.Event(), *(mp.Value("i", 0) for _ in range(4)))
             with _agent(self.run, self.names), _running(self._crowds(signs, others)):
-                _wait(lambda: signs.training.value == self.workers, CONNECT_S, "all workers train")
+                _wait(lambda: signs.training.value == self.workers, CONNECT_S, lambda: f"all workers train; {signs}")
                 marks.append(_usage(supervisor.pid))
                 time.sleep(SETTLE_S)
                 marks.append(_usage(supervisor.pid))
@@ -270,18 +270,17 @@ def _lag(seconds: Sequence[float]) -> Lag:
     return Lag(*(round(1e3 * value, 3) for value in at))
 
 
-def _wait(holds: Callable[[], bool], timeout_s: float, what: str) -> None:
+def _wait(holds: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline:
-            raise SystemExit(f"not within {timeout_s:.0f} s: {what}")
+            raise SystemExit(f"not within {timeout_s:.0f} s: {what()}. Is the machine busy?")
         time.sleep(0.05)
 
 
 def _say(found: Found) -> None:
-    print(
-        f"{found.workers} workers on {found.nodes} nodes, connected in {found.connect_s:.1f} s, refused {found.refused}, lost {found.lost}"
-    )
+    print(f"{found.workers} workers on {found.nodes} nodes, connected in {found.connect_s:.1f} s")
+    print(f"  connections tried again {found.refused}, lost {found.lost}")
     for name, lag in (("nobody connected", found.empty), ("connecting", found.connecting), ("steady", found.steady)):
         print(f"  lag {name:17} p50 {lag.p50_ms:6.2f}  p99 {lag.p99_ms:6.2f}  worst {lag.worst_ms:7.2f} ms")
     print(f"  processor {100 * found.cpu:.0f} %, memory {found.empty_mib:.0f} -> {found.steady_mib:.0f} MiB")
