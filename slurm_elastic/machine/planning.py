@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from slurm_elastic.machine.losses import capacity_went
-from slurm_elastic.machine.nodes import leaving_members, usable
+from slurm_elastic.machine.nodes import leaving_members, may_rejoin, trains, usable
 from slurm_elastic.machine.state import State
 from slurm_elastic.machine.transitions import drain, launch
 from slurm_elastic.machine.turn import Turn
+
+BASE_JOINS_S = 10.0  # the agent of the base job is started together with the supervisor
 
 
 def plan(turn: Turn) -> None:
@@ -32,7 +34,7 @@ def _plan_after_the_end(turn: Turn) -> None:
         if state.live is None and (state.paused or not state.before):
             turn.change(reason=waiting_words(state, len(there)))
         return
-    if _replacement_may_come(turn, size):
+    if _replacement_may_come(turn, size) or _others_may_rejoin(turn, size):
         return
     planned = state.cause_planned
     launch(turn, there[:size], state.cause or "enough nodes are there", planned=planned)
@@ -49,6 +51,16 @@ def _replacement_may_come(turn: Turn, size: int) -> bool:
     if state.paused or state.cause_planned or state.lost_at is None or size >= len(state.before):
         return False
     return turn.now < state.lost_at + state.policy.faulty_scale_down_timeout
+
+
+def _others_may_rejoin(turn: Turn, size: int) -> bool:
+    """A new supervisor hears from those who are still there one after the other: one generation for all of them."""
+    state = turn.state
+    missing = sum(len(a.nodes) for a in state.allocations if trains(state, a) and may_rejoin(a, turn.now))
+    base_is_known = any(a.role == "base" for a in state.allocations)
+    if state.policy.base_trains and not base_is_known and turn.now < state.started_at + BASE_JOINS_S:
+        missing += state.policy.base_nodes
+    return state.policy.size_for(min(len(usable(state)) + missing, state.wanted_nodes)) > size
 
 
 def _plan_without_the_leaving(turn: Turn) -> None:

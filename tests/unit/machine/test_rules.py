@@ -308,6 +308,37 @@ def test_after_a_restart_agents_have_their_time_to_report() -> None:
     assert kinds(actions)[0] == "KillWorkers"
 
 
+def test_after_the_base_job_came_back_one_generation_waits_for_the_companions_that_may_still_report() -> None:
+    world = with_one()
+    world.feed(e.SupervisorStarted(epoch=2, base_job_id=BASE, restart_count=1, rejoin_s=10.0))
+    start = world.now
+    joined = e.AgentJoined(job_id=BASE, role="base", nodes=("b1", "b2"), incarnation="n", restart_count=1)
+    world.feed(joined)
+    assert world.state.next is None
+    world.now = start + 9.9
+    world.feed(e.TimePassed())
+    assert world.state.next is None
+    world.now = start + 10.0
+    world.feed(e.TimePassed())
+
+    assert world.state.next is not None
+    assert world.state.next.nodes == ("b1", "b2")
+
+
+def test_after_the_base_job_came_back_no_companion_trains_before_it_is_there() -> None:
+    world = at_two(max_nodes=3)
+    companion(world, 901, "c1")
+    world.pass_time(4)
+    assert len(world.state.members) == 3
+    world.feed(e.SupervisorStarted(epoch=2, base_job_id=BASE, restart_count=1, rejoin_s=10.0))
+    world.feed(e.AgentJoined(job_id=901, role="companion", nodes=("c1",), incarnation="c"))
+    assert world.state.next is None
+    world.feed(e.AgentJoined(job_id=BASE, role="base", nodes=("b1", "b2"), incarnation="n", restart_count=1))
+
+    assert world.state.next is not None
+    assert world.state.next.nodes == ("b1", "b2", "c1")
+
+
 def test_a_step_that_ended_meanwhile_may_be_reported_just_after_its_agent() -> None:
     world = with_one()
     world.feed(e.SupervisorStarted(epoch=2, base_job_id=BASE, rejoin_s=10.0))
