@@ -62,11 +62,12 @@ class Running:
             time.sleep(0.2)
 
     def wait_for_world(self, workers: int, timeout_s: float = 90.0) -> None:
-        """New steps are made by so many workers."""
+        """New steps are made by so many workers, and the transition to them has been told."""
 
         def stepping(status: Status) -> bool:
-            last = self.last_line()
-            return status.workers == workers and last is not None and last.world == workers
+            last, told = self.last_line(), status.last_transition
+            is_told = told is not None and told.generation == status.generation
+            return status.workers == workers and is_told and last is not None and last.world == workers
 
         self.wait(stepping, f"steps with {workers} workers", timeout_s)
 
