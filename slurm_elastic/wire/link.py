@@ -22,7 +22,6 @@ class Limits:
     """What a peer may take of us. Seconds and bytes."""
 
     message_bytes: int = MAX_MESSAGE_BYTES
-    stranger_bytes: int = 1024  # before authentication
     stranger_s: float = 5.0  # from connecting until its hello is read
     strangers: int = 4096  # connections that are not yet authenticated
     connections: int = 20_000
@@ -162,9 +161,11 @@ class Link(asyncio.Protocol):
     # ---- stages
 
     def _meet(self, data: bytes) -> None:
+        """Each stage takes or refuses as soon as its few bytes are there: a stranger's data never piles up.
+
+        What comes behind a right proof are frames: a peer sends its hello with it, and that of a large job is long.
+        """
         self._early += data
-        if len(self._early) > self._registry.limits.stranger_bytes:
-            raise AuthenticationError("too much was sent before authentication")
         if self._stage is Stage.GREETING:
             if not auth.looks_like_greeting(bytes(self._early)):
                 raise AuthenticationError("this is not a slurm-elastic peer of our version")

@@ -157,6 +157,18 @@ def test_a_refused_hello_gets_its_reason_and_no_commands(rig: ServerThread) -> N
     assert server.links == set()
 
 
+def test_the_hello_of_a_job_with_thousands_of_nodes_is_welcome(rig: ServerThread) -> None:
+    handler = Remembering()
+    server = rig.start(handler)
+    nodes = tuple(f"node-with-a-long-name-{index:05d}" for index in range(4000))
+    hello = m.AgentHello(job_id=7, role="base", nodes=nodes, incarnation="one")
+    session = Session(server.host, server.port, rig.token, lambda address: hello, 0.1)
+    assert isinstance(session.verdict, m.Welcome)
+    session.close()
+    assert handler.hellos == [hello]
+    assert server.refusals == {}
+
+
 def test_what_the_handler_sends_while_it_welcomes_comes_after_the_welcome(rig: ServerThread) -> None:
     handler = Remembering()
     handler.on_connected = lambda link: link.send(m.Fenced(generation=3, reason="over"))
