@@ -122,7 +122,7 @@ def _settings(run: RunDirectory, steps: int, changes: dict[str, dict[str, object
         },
         "batch": {"global_batch_size": 24, "micro_batch_size": 24},
         "checkpoint": {"every": "3s"},
-        "control": {"heartbeat": "1s", "worker_timeout": "6s", "agent_timeout": "6s", "poll": "5s"},
+        "control": {"heartbeat": "1s", "worker_timeout": "10s", "agent_timeout": "10s", "poll": "5s"},
     }
     for section, values in changes.items():
         settings[section] = settings.get(section, {}) | values
