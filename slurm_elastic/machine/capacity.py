@@ -25,7 +25,8 @@ def tend(turn: Turn) -> None:
 
 def _end_leftovers(turn: Turn, allocation: Allocation) -> None:
     """Workers of a generation that is over must end before their node is used; they are told again until they do."""
-    old = tuple(step for step in allocation.steps if step.generation not in ours(turn.state))
+    current = ours(turn.state)
+    old = tuple(step for step in allocation.steps if step.generation not in current)
     if not old or allocation.contact != "joined" or allocation.suspended or allocation.released_at is not None:
         return
     if allocation.killed_at is not None and turn.now < allocation.killed_at + turn.policy.kill_timeout:

@@ -56,14 +56,16 @@ def leftovers(state: State) -> set[str]:
     return {step.node for a in state.allocations for step in a.steps if step.generation not in current}
 
 
-def can_wait_for(state: State, member: Member, generation: Generation, now: float) -> bool:
-    """Whether a member of a generation behind the gate is still good."""
-    allocation = state.allocation(member.job_id)
-    if allocation is None or member.node not in allocation.nodes or generation.end_of(member.node) is not None:
-        return False
-    if any(suspect.node == member.node for suspect in state.suspects) or member.node in leftovers(state):
-        return False
-    return is_sound(allocation) or (not allocation.leaving and may_rejoin(allocation, now))
+def still_good(state: State, generation: Generation, now: float) -> tuple[Member, ...]:
+    """Members of a generation behind the gate that can be waited for, in order. Linear in nodes: asked at each fact."""
+    gone = {suspect.node for suspect in state.suspects} | leftovers(state) | {end.node for end in generation.ended}
+    there = {
+        (a.job_id, node)
+        for a in state.allocations
+        if is_sound(a) or (not a.leaving and may_rejoin(a, now))
+        for node in a.nodes
+    }
+    return tuple(m for m in generation.members if m.node not in gone and (m.job_id, m.node) in there)
 
 
 def may_rejoin(allocation: Allocation, now: float) -> bool:

@@ -20,10 +20,10 @@ from slurm_elastic.machine.actions import (
 from slurm_elastic.machine.events import StepHeld
 from slurm_elastic.machine.losses import count_failure, snooze_growth
 from slurm_elastic.machine.nodes import (
-    can_wait_for,
     candidates,
     earliest_deadline,
     leaving_members,
+    still_good,
     still_running,
 )
 from slurm_elastic.machine.state import Generation, State
@@ -52,15 +52,13 @@ def check_next(turn: Turn) -> None:
     if following is None:
         return
     overdue = turn.now >= following.launched_at + turn.policy.launch_timeout
+    good = still_good(turn.state, following, turn.now)
     if overdue:
-        for member in following.members:
-            if member.node not in following.ready and can_wait_for(turn.state, member, following, turn.now):
+        ready = frozenset(following.ready)
+        for member in good:
+            if member.node not in ready:
                 turn.suspect(member.node, member.job_id, "its workers were not ready in time")
-    good = tuple(
-        m
-        for m in following.members
-        if can_wait_for(turn.state, m, following, turn.now) and not (overdue and m.node not in following.ready)
-    )
+        good = tuple(member for member in good if member.node in ready)
     if len(good) < len(following.members):
         _shrink_next(turn, following, good, overdue=overdue)
 
