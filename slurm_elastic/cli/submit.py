@@ -7,6 +7,7 @@ import os
 import secrets
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from slurm_elastic.slurm.run_jobs import BatchJob
 
 _BASE = "base-"  # submit tokens of base jobs
+_LEAVES_S, _LOOK_AGAIN_S = 30.0, 1.0
 
 
 @click.command()
@@ -96,18 +98,30 @@ def _fill_directory(settings: RunConfig, run: RunDirectory, source: Path) -> Non
 
 
 def _refuse_if_running(run: RunDirectory, slurm: SlurmClient) -> None:
-    """Raises UserMistake when a base job of this run may still run; SlurmUnknown when Slurm does not say."""
+    """Raises UserMistake when a base job of this run may still run; SlurmUnknown when Slurm does not say.
+
+    A run that has stopped is given a moment: Slurm needs it to see the end of the job.
+    """
     from slurm_elastic.errors import UserMistake
+    from slurm_elastic.observe.status import read_status
     from slurm_elastic.slurm.run_jobs import comment_of
     from slurm_elastic.slurm.states import Meaning, meaning
 
     where = shlex.quote(str(run.path))
-    for job in slurm.jobs(token_prefix=comment_of(run, _BASE)):
-        if meaning(job.state, requeue=job.requeue) is not Meaning.OVER:
+    end = time.monotonic() + _LEAVES_S
+    while True:
+        jobs = slurm.jobs(token_prefix=comment_of(run, _BASE))
+        running = [job for job in jobs if meaning(job.state, requeue=job.requeue) is not Meaning.OVER]
+        if not running:
+            return
+        status = read_status(run.status)
+        is_leaving = status is not None and status.state in ("stopped", "failed") and running[0].state != "PENDING"
+        if not is_leaving or time.monotonic() > end:
             raise UserMistake(
-                f"the run in {run.path} is running already: base job {job.job_id} is {job.state}",
+                f"the run in {run.path} is running already: base job {running[0].job_id} is {running[0].state}",
                 fix=f"see `slurm-elastic status {where}`; end it with `slurm-elastic stop {where}` first",
             )
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _base_job(settings: RunConfig, run: RunDirectory, run_id: str = "") -> BatchJob:

@@ -148,8 +148,13 @@ class _Parts:
             base_job_id=who.job_id,
             restart_count=who.restart_count,
             resume_step=found.step if found else 0,
-            rejoin_s=max(REJOIN_S, self.around.config.control.agent_timeout),
+            rejoin_s=self.rejoin_s,
         )
+
+    @property
+    def rejoin_s(self) -> float:
+        """How long after our start the silence of those we knew means nothing."""
+        return max(REJOIN_S, self.around.config.control.agent_timeout)
 
     def _desk(self) -> TrainingDesk:
         """With what was known of training before a restart."""
@@ -163,6 +168,9 @@ class _Parts:
             desk.plan = plan
             if course.is_live(plan.generation):
                 progress.resumed(plan, (last.step, last.time) if last else (0, 0.0))
+                if plan.joined:
+                    grace_s = max(0.0, self.rejoin_s - self.around.config.control.worker_timeout)
+                    self.workers.expect(plan.generation, plan.nodes, time.monotonic() + grace_s)
         return desk
 
     def _training(self) -> Training:

@@ -91,6 +91,15 @@ class TrainingDesk:
         plan = self.plan
         return self.workers.has_trained(generation) or bool(plan and plan.generation == generation and plan.trained)
 
+    def note_attendance(self) -> None:
+        """Once a second: write down when every worker has reached the library."""
+        plan = self.plan
+        if plan is None or plan.joined or not plan.trained or not self.course.is_live(plan.generation):
+            return
+        if self.workers.all_training(plan.generation, plan.nodes):
+            self.plan = joined = msgspec.structs.replace(plan, joined=True)
+            self.spawn(self.records.write(lambda: save_plan(self.run, joined)))
+
     # ---- what the roster passes on
 
     def worker_joined(self, hello: m.WorkerHello) -> m.Message | None:

@@ -30,6 +30,7 @@ class GatePlan(msgspec.Struct, frozen=True, kw_only=True):
     before_step: int = 0  # the last one committed before this generation, and when
     before_time: float = 0.0
     trained: bool = False  # a script of this generation has reached the library: not level 0
+    joined: bool = False  # all its workers have: after a restart of ours, one that does not come back is lost
 
     @property
     def world_size(self) -> int:

@@ -90,6 +90,7 @@ class Loop:
         while True:
             self.lease.check()
             self.roster.tick(time.monotonic())
+            self.desk.note_attendance()
             now = time.time()
             live = self.course.state.live
             self.desk.progress.tick(now, trained=live is not None and self.desk.has_trained(live.number))

@@ -49,6 +49,18 @@ class Workers:
         if hello.stage == "gate" and self._all_at_gate(there):
             self._post(NodeReady(generation=hello.generation, node=hello.node))
 
+    def expect(self, generation: int, nodes: Iterable[str], heard: float) -> None:
+        """Workers that trained before a restart of ours: they owe a sign of life as if they were heard at `heard`."""
+        for node in nodes:
+            self._seen[generation, node] = {
+                local_rank: WorkerSeen(
+                    m.WorkerHello(generation=generation, node=node, local_rank=local_rank, pid=0, stage="training"),
+                    link=None,
+                    heard=heard,
+                )
+                for local_rank in range(self._per_node)
+            }
+
     def closed(self, link: Link) -> None:
         seen = self._of(link)
         if seen is not None:

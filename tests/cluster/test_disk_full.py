@@ -22,8 +22,7 @@ def test_a_full_disk_is_reported_costs_no_state_and_is_over_when_there_is_space_
     alone = {"min_nodes": 1, "max_nodes": 1}
     with a_run(cluster, tmp_path, base={"nodes": 1}, elastic=alone, checkpoint=saving) as running:
         running.wait(lambda status: status.checkpoint is not None, "a checkpoint")
-        cluster.fill_disk()
-        full = running.wait(complains, "a warning")
+        full = running.wait(lambda status: is_filled(cluster) and complains(status), "a warning")
         running.wait(lambda status: status.step > full.step, "training goes on")
         found = newest(checkpoints, mark_bad=False)
         assert found.checkpoint is not None and found.warnings == ()
@@ -37,6 +36,12 @@ def test_a_full_disk_is_reported_costs_no_state_and_is_over_when_there_is_space_
         assert running.transitions()[0].kind == "restart"
         assert running.audit().clean
     assert newest(checkpoints, mark_bad=False).checkpoint is not None
+
+
+def is_filled(cluster: Cluster) -> bool:
+    """Also what the deletion of an old checkpoint has given back, which would be enough for the next."""
+    cluster.fill_disk()
+    return True
 
 
 def complains(status: Status) -> bool:

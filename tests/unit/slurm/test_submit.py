@@ -8,6 +8,7 @@ from slurm_elastic.cli import main
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.slurm import command_client, run_jobs
 from slurm_elastic.testing.memory_slurm import MemorySlurm
+from tests.unit.cli.run_on_disk import write_run_status
 
 YAML = """\
 run:
@@ -162,3 +163,13 @@ def test_a_single_job_of_either_launcher(slurm, yaml, launcher, template, capsys
     said = capsys.readouterr().out
     assert template in said
     assert "#SBATCH --nodes=2-4" in said
+
+
+def test_a_run_that_has_just_stopped_is_given_the_time_to_leave(slurm, yaml, run, monkeypatch):
+    submit(yaml)
+    slurm.end(1, "COMPLETING")
+    write_run_status(run, state="stopped")
+    monkeypatch.setattr("slurm_elastic.cli.submit.time.sleep", lambda _: slurm.end(1, "COMPLETED"))
+
+    assert submit(yaml) == 0
+    assert list(slurm.known_jobs) == [1, 2]
