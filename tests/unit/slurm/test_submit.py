@@ -1,5 +1,6 @@
 import json
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,6 @@ from slurm_elastic.cli import main
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.slurm import command_client, run_jobs
 from slurm_elastic.testing.memory_slurm import MemorySlurm
-from tests.unit.cli.run_on_disk import write_run_status
 
 YAML = """\
 run:
@@ -168,7 +168,7 @@ def test_a_single_job_of_either_launcher(slurm, yaml, launcher, template, capsys
 def test_a_run_that_has_just_stopped_is_given_the_time_to_leave(slurm, yaml, run, monkeypatch):
     submit(yaml)
     slurm.end(1, "COMPLETING")
-    write_run_status(run, state="stopped")
+    monkeypatch.setattr("slurm_elastic.observe.status.read_status", lambda path: SimpleNamespace(state="stopped"))
     monkeypatch.setattr("slurm_elastic.cli.submit.time.sleep", lambda _: slurm.end(1, "COMPLETED"))
 
     assert submit(yaml) == 0
