@@ -168,7 +168,7 @@ class _Parts:
             desk.plan = plan
             if course.is_live(plan.generation):
                 progress.resumed(plan, (last.step, last.time) if last else (0, 0.0))
-                if plan.joined:
+                if plan.joined and course.state.live is not None and course.state.live.killed_at is None:
                     grace_s = max(0.0, self.rejoin_s - self.around.config.control.worker_timeout)
                     self.workers.expect(plan.generation, plan.nodes, time.monotonic() + grace_s)
         return desk

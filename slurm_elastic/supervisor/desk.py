@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,11 +116,10 @@ class TrainingDesk:
 
     def steps(self, link: Link, told: m.Steps) -> None:
         fresh = self.progress.steps(told, time.time())
-        if fresh:
-            self.spawn(self.records.add_steps(told.generation, fresh))
+        self.spawn(self._keep_steps(told.generation, fresh, link.hold_receipt()))
 
     def saved(self, link: Link, saved: m.Saved) -> None:
-        self.spawn(self._publish(link, saved))
+        self.spawn(self._publish(link, saved, link.hold_receipt()))
 
     def save_failed(self, failed: m.SaveFailed) -> None:
         self.warned("checkpoint", f"the save of step {failed.step} failed: {failed.reason}")
@@ -160,7 +159,12 @@ class TrainingDesk:
         self.workers.forget_before(order.generation)
         return plan
 
-    async def _publish(self, link: Link, saved: m.Saved) -> None:
+    async def _keep_steps(self, generation: int, fresh: Sequence[m.StepDone], safe: Callable[[], None]) -> None:
+        """Also without fresh ones: those of the message before, which this one repeats, may still be on their way."""
+        await self.records.add_steps(generation, fresh)
+        safe()
+
+    async def _publish(self, link: Link, saved: m.Saved, safe: Callable[[], None]) -> None:
         done = await self.records.publish(saved)
         if done.problem:
             self.warned("checkpoint", done.problem)
@@ -179,3 +183,4 @@ class TrainingDesk:
                 bytes=saved.size_bytes,
             )
         link.send(m.Published(step=saved.step, ok=not done.problem, reason=done.problem))
+        safe()

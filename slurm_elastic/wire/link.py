@@ -13,6 +13,7 @@ from slurm_elastic.errors import AuthenticationError, WireError
 from slurm_elastic.wire import auth
 from slurm_elastic.wire import messages as m
 from slurm_elastic.wire.frames import MAX_MESSAGE_BYTES, Decoders, Opener, Sealer, encode
+from slurm_elastic.wire.receipts import Receipts
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._early = bytearray()
         self._held: list[m.Message] = []
+        self._receipts = Receipts(lambda: self.send(m.Beat()))
         self._decode: Callable[[bytes], m.AnyMessage] = registry.decoders.from_worker
         self._timer: asyncio.TimerHandle | None = None
 
@@ -108,6 +110,10 @@ class Link(asyncio.Protocol):
         self._transport.write(self._sealer.seal(encode(message)))
         if self._transport.get_write_buffer_size() > self._registry.limits.backlog_bytes:
             self._end("it does not read what we send", at_once=True)
+
+    def hold_receipt(self) -> Callable[[], None]:
+        """Within `Handler.received`: this message is lost if we die now. To be called when it is not any more."""
+        return self._receipts.hold()
 
     def close(self, reason: str) -> None:
         """Send what is queued, then close. `Handler.closed` is called before this returns. Safe to repeat."""
@@ -223,8 +229,8 @@ class Link(asyncio.Protocol):
     def _hear(self, message: m.AnyMessage) -> None:
         self._registry.handler.received(self, message)
         if isinstance(message, m.Beat):
-            # The echo says two things: we live, and all that came before this beat was received.
-            self.send(m.Beat())
+            # The echo says two things: we live, and all that came before this beat is safe with us.
+            self.send(m.Beat(confirms=self._receipts.beat()))
 
     # ---- ends
 

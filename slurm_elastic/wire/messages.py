@@ -231,9 +231,14 @@ class Refused(Message, frozen=True, kw_only=True, tag="refused"):
 
 
 class Beat(Message, frozen=True, kw_only=True, tag="beat"):
-    """Sign of life; `step` from training workers."""
+    """Sign of life; `step` from training workers.
+
+    The supervisor answers each. An answer that `confirms` also says that all that came before that beat is safe;
+    one that does not is followed by one that does, when it is.
+    """
 
     step: int = 0
+    confirms: bool = True
 
 
 AnyMessage = (

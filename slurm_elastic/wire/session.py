@@ -158,7 +158,7 @@ class Session:
         for body in self._opener.feed(data):
             message = self._decoders.from_supervisor(body)
             if isinstance(message, m.Beat):
-                if self._marks:
+                if message.confirms and self._marks:
                     outbox.confirm(self._marks.popleft())
             else:
                 yield message

@@ -42,10 +42,23 @@ class Worker(threading.Thread):
         self.script, self.job_id, self.node, self.generation, self.level = script, job_id, node, generation, level
         self.ended = ended
         self.killed = threading.Event()
+        self.frozen = False
+        self.ordered_to_end = threading.Event()
         self.vanished = False  # power loss: nobody says anything any more
+
+    def freeze(self) -> None:
+        """It says nothing any more, but it is there until it is killed."""
+        self.frozen = True
+        self.killed.set()
+
+    def kill(self) -> None:
+        self.killed.set()
+        self.ordered_to_end.set()
 
     def run(self) -> None:
         code = self._life()
+        if self.frozen:
+            self.ordered_to_end.wait(30)
         if not self.vanished:
             self.ended(code)
 
@@ -183,7 +196,7 @@ class Agent(threading.Thread):
                             generation < arrival.generation and not arrival.alone
                         )
                         if old and (not arrival.nodes or node in arrival.nodes):
-                            worker.killed.set()
+                            worker.kill()
                 case m.Probe():
                     self.channel.send(m.ProbeAnswer(node=arrival.node, ok=True))
                 case m.Release():
@@ -214,7 +227,7 @@ class Agent(threading.Thread):
 
     def _leave(self) -> None:
         for worker in list(self.workers.values()):
-            worker.killed.set()
+            worker.kill()
         if self.released is not None:
             self.channel.flush(2)
             self.job_over()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from slurm_elastic.wire import messages as m
 
 
@@ -11,6 +13,15 @@ class FakeLink:
         self.heard = heard
         self.sent: list[m.Message] = []
         self.closed = ""
+        self.unsafe = 0  # messages whose receipt is held back
+
+    def hold_receipt(self) -> Callable[[], None]:
+        self.unsafe += 1
+
+        def safe() -> None:
+            self.unsafe -= 1
+
+        return safe
 
     def send(self, message: m.Message) -> None:
         self.sent.append(message)

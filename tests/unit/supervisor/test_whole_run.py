@@ -19,9 +19,11 @@ from slurm_elastic.observe.ledger import audit, read_ledger
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.slurm.api import BatchRequest, Job
 from slurm_elastic.slurm.run_jobs import comment_of
+from slurm_elastic.supervisor import assembly
 from slurm_elastic.supervisor.assembly import Surroundings, supervise
 from slurm_elastic.supervisor.journal import read, replay
 from slurm_elastic.supervisor.lease import Claimant
+from slurm_elastic.supervisor.records import Records
 from slurm_elastic.testing.memory_slurm import MemorySlurm
 from slurm_elastic.wire import messages as m
 from tests.unit.supervisor.actors import Agent, Script, ledger_steps, wait_until
@@ -180,6 +182,39 @@ def test_a_run_grows_shrinks_loses_a_node_and_finishes_while_its_supervisor_is_k
     ]
     assert [t["steps_lost"] for t in told[:4]] == [0, 0, 0, 0]
     assert told[4]["steps_lost"] <= 10
+
+
+def test_a_worker_that_froze_before_the_supervisor_died_is_missed_by_the_next_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "REJOIN_S", 1.0)
+    cluster.wait_for_world(2)
+    wait_until(lambda: json.loads((cluster.run.path / "gate.json").read_text())["joined"], "all workers are there")
+    cluster.supervisor.kill()
+    cluster.base.workers[1, "n2"].freeze()
+    cluster.supervisor = cluster.supervise()
+
+    wait_until(lambda: cluster.status()["generation"] > 1 and cluster.status()["state"] == "training", "a restart")
+    assert audit(read_ledger(cluster.run.ledger)).clean
+
+
+def test_steps_that_a_killed_supervisor_had_not_written_are_told_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(self: Records, generation: int, steps: object) -> None:
+        await asyncio.sleep(3600)
+
+    cluster.wait_for_world(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "add_steps", hang)
+        there = ledger_steps(cluster.run.ledger)
+        wait_until(lambda: cluster.status()["step"] > there + 20, "steps that are not written")
+        cluster.supervisor.kill()
+    cluster.supervisor = cluster.supervise()
+    cluster.wait_for_world(2)
+
+    assert audit(read_ledger(cluster.run.ledger)).clean
+    assert cluster.status()["generation"] == 1
 
 
 def test_the_journal_of_a_run_replays_to_its_last_state(cluster: Cluster) -> None:

@@ -124,3 +124,17 @@ def test_a_new_launch_lifts_the_fence_of_its_node(workers: Workers) -> None:
     workers.launched(1, ["n1"])
 
     assert not workers.is_fenced(1, "n1")
+
+
+def test_a_worker_that_trained_before_a_restart_of_the_supervisor_is_missed(
+    workers: Workers, facts: list[object]
+) -> None:
+    workers.expect(1, ["n1", "n2"], heard=100)
+    for rank in (0, 1):
+        joined(workers, worker_hello(node="n1", local_rank=rank, stage="training"), heard=109)
+
+    workers.expire(now=109, amnesty=0)
+    assert facts == []
+    workers.expire(now=111, amnesty=0)
+
+    assert [(type(fact), fact.node) for fact in facts] == [(WorkerLost, "n2")]  # type: ignore[attr-defined]

@@ -239,3 +239,38 @@ def test_a_forked_child_does_not_hold_the_connection(rig: ServerThread) -> None:
 def test_a_message_too_long_is_the_senders_error(rig: ServerThread) -> None:
     with pytest.raises(WireError, match="over the limit"):
         channel_to(rig).send(m.Warned(text="x" * (2 << 20)))
+
+
+def test_what_was_not_safe_with_a_supervisor_that_died_is_sent_again(rig: ServerThread) -> None:
+    handler = Remembering()
+    handler.on_received = lambda link: link.hold_receipt()  # its disk hangs
+    rig.start(handler)
+    channel = channel_to(rig)
+    channel.start()
+    channel.send(leaving(4))
+    assert not channel.flush(1.0)
+    assert handler.heard == [leaving(4)]
+    assert channel.is_connected  # the disk hangs, not the supervisor
+    rig.stop_server()
+
+    successor = Remembering(epoch=2)
+    rig.start(successor, epoch=2)
+
+    assert channel.flush(8)
+    assert successor.heard == [leaving(4)]
+    channel.close()
+
+
+def test_a_message_is_confirmed_as_soon_as_it_is_safe(rig: ServerThread) -> None:
+    handler = Remembering()
+    receipts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    handler.on_received = lambda link: receipts.put(link.hold_receipt())
+    rig.start(handler)
+    channel = channel_to(rig)
+    channel.start()
+    channel.send(leaving(4))
+    assert not channel.flush(0.3)
+    rig.soon(receipts.get(timeout=5))
+
+    assert channel.flush(5)
+    channel.close()

@@ -27,6 +27,7 @@ class Remembering:
         self.ends: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.arrivals: queue.SimpleQueue[m.AnyMessage] = queue.SimpleQueue()
         self.on_connected: Callable[[Link], None] = lambda link: None
+        self.on_received: Callable[[Link], object] = lambda link: None
 
     def connected(self, link: Link, hello: m.AgentHello | m.WorkerHello) -> m.Welcome | m.Refused:
         self.links.append(link)
@@ -37,6 +38,7 @@ class Remembering:
     def received(self, link: Link, message: m.AnyMessage) -> None:
         if not isinstance(message, m.Beat):
             self.heard.append(message)
+            self.on_received(link)
         self.arrivals.put(message)
 
     def closed(self, link: Link, reason: str) -> None:
