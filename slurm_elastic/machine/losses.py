@@ -5,6 +5,7 @@ The survivors hang in a collective or are about to; what they did since the last
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import NamedTuple
 
 from slurm_elastic.machine.actions import GiveUp, KillWorkers, Member
@@ -24,7 +25,8 @@ def kill_what_lost_a_member(turn: Turn) -> None:
     live = turn.state.live
     if live is None or live.killed_at is not None:
         return
-    losses = [loss for m in live.members if (loss := _loss(turn.state, live, m, turn.now)) is not None]
+    held = {(a.job_id, node) for a in turn.state.allocations for node in a.nodes}
+    losses = [loss for m in live.members if (loss := _loss(turn.state, live, m, held, turn.now)) is not None]
     if losses:
         first = losses[0]
         lose(turn, first.why, by_worker=first.by_worker, node_gone=any(not loss.by_worker for loss in losses))
@@ -114,7 +116,8 @@ def snooze_growth(turn: Turn) -> None:
     turn.change(grown_at=None, grow_level=level, grow_until=turn.now + snooze)
 
 
-def _loss(state: State, live: Generation, member: Member, now: float) -> Loss | None:
+def _loss(state: State, live: Generation, member: Member, held: Set[tuple[int, str]], now: float) -> Loss | None:
+    """`held`: job id and node of all allocations."""
     allocation = state.allocation(member.job_id)
     end = live.end_of(member.node)
     if end is not None:
@@ -122,7 +125,7 @@ def _loss(state: State, live: Generation, member: Member, now: float) -> Loss | 
         return None if is_clean(end) else Loss(member.node, describe(end), not taken)
     if allocation is None:
         return Loss(member.node, f"job {member.job_id} with {member.node} is gone", False)
-    if member.node not in allocation.nodes:
+    if (member.job_id, member.node) not in held:
         return Loss(member.node, f"{member.node} has left job {member.job_id}", False)
     if allocation.suspended:
         return Loss(member.node, f"job {member.job_id} with {member.node} was suspended", False)

@@ -93,8 +93,9 @@ def _news(allocation: Allocation, record: JobRecord) -> dict[str, Any]:
     elif early and record.state in WAITING:
         news |= {"contact": "pending"}
     elif not early and record.nodes and record.state in RUNS:
-        gone = tuple(node for node in allocation.nodes if node not in record.nodes)
-        kept = tuple(node for node in allocation.nodes if node in record.nodes)
+        there = frozenset(record.nodes)
+        gone = tuple(node for node in allocation.nodes if node not in there)
+        kept = tuple(node for node in allocation.nodes if node in there)
         steps = tuple(step for step in allocation.steps if step.node not in gone)
         news |= {"nodes": kept, "removed": allocation.removed + gone, "steps": steps}
     return news
