@@ -10,7 +10,8 @@ from slurm_elastic.rundir import RunDirectory
 
 _TAIL_LINES = 12
 _TAIL_BYTES = 16_384
-_DETAIL_CHARACTERS = 3000
+_DETAIL_CHARACTERS = 2000
+_ERROR_CHARACTERS = 200  # of the last line, which names the error
 _SIGNAL_EXIT = 128  # srun adds the signal's number to this
 
 # srun: error: n2: task 1: Exited with exit code 3        srun: error: n2: tasks 0-1: Killed
@@ -53,8 +54,11 @@ def ending_of(run_dir: RunDirectory, generation: int, srun_said: str, returncode
     if exited:
         exit_code, signal = _plain(int(exited[1]))
     log = run_dir.worker_log(generation, first["node"], _local_rank(run_dir, generation, first["node"], first["task"]))
-    title = f"{log.stem}: {first['how'].strip()}"
-    return Ending(exit_code, signal, f"{title}\n{_last_lines(read_tail(log))}".strip()[-_DETAIL_CHARACTERS:])
+    end = _last_lines(read_tail(log))
+    error = end.rpartition("\n")[2].strip()[:_ERROR_CHARACTERS]
+    where = f"{log.parent.parent.name}/{log.parent.name}/{log.name}"
+    title = f"{log.stem}: {error or first['how'].strip()} (see {where})"
+    return Ending(exit_code, signal, f"{title}\n{end[-_DETAIL_CHARACTERS:]}".strip())
 
 
 def read_tail(path: Path) -> str:

@@ -58,6 +58,7 @@ def _begin_anew(turn: Turn) -> None:
         stop_asked=False,
         failures=0,
         first_failure="",
+        failed_generation=0,
         cause="the run was submitted again",
         cause_planned=True,
         live=None,

@@ -62,10 +62,10 @@ def lose(turn: Turn, why: str, *, by_worker: bool, node_gone: bool) -> None:
     if node_gone:
         capacity_went(turn)
     if by_worker and not turn.state.ending:
-        count_failure(turn, why, opened_at=live.opened_at)
+        count_failure(turn, live.number, why, opened_at=live.opened_at)
 
 
-def count_failure(turn: Turn, why: str, opened_at: float | None = None) -> None:
+def count_failure(turn: Turn, generation: int, why: str, opened_at: float | None = None) -> None:
     """One more failure without progress; too many end the run.
 
     A script that never commits a checkpoint shows no progress: there a long life counts as such. While the controller
@@ -77,8 +77,9 @@ def count_failure(turn: Turn, why: str, opened_at: float | None = None) -> None:
     failures = 1 if lived_long else turn.state.failures + 1
     turn.change(failures=failures)
     if failures > turn.policy.max_restarts and not turn.state.over:
-        words = turn.state.first_failure or why
-        reason = f"{failures} failures in a row without a new committed step; the first: {words}"
+        known = turn.state.first_failure if turn.state.failed_generation == generation else ""
+        words = (known or why).partition("\n")[0]
+        reason = f"{failures} failures in a row without a new committed step; the last: {words}"
         turn.order(GiveUp(reason=reason))
         turn.change(phase="failed", reason=reason)
 

@@ -158,7 +158,8 @@ class State(Value, frozen=True, kw_only=True):
     submit_blocked: str = ""  # Slurm will never accept a companion: its words
     never_joined: int = 0
     failures: int = 0  # in a row, without a new committed step
-    first_failure: str = ""
+    first_failure: str = ""  # of the last generation that failed: one line, then the end of its log
+    failed_generation: int = 0
     best_step: int = 0
     companion_ends: int = 0
     companion_seconds: float = 0.0

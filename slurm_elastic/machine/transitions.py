@@ -84,7 +84,7 @@ def _shrink_next(turn: Turn, following: Generation, good: tuple[Member, ...], *,
         ready = tuple(n for n in following.ready if n not in dropped)
         turn.change_next(members=kept, ready=ready, failed=following.failed or own_fault)
     if own_fault and not following.failed and not well and not state.ending:
-        count_failure(turn, f"generation {following.number} did not start: {why}")
+        count_failure(turn, following.number, f"generation {following.number} did not start: {why}")
 
 
 def abandon_next(turn: Turn, why: str) -> None:
@@ -182,7 +182,7 @@ def open_gate(turn: Turn) -> None:
     }
     turn.order(OpenGate(generation=following.number, members=following.members))
     turn.change_next(**opened)
-    turn.change(live=turn.state.next, next=None, cause_planned=True, lost_at=None, first_failure="")
+    turn.change(live=turn.state.next, next=None, cause_planned=True, lost_at=None)
     if following.chosen:
         turn.change(chosen_at=turn.now)
     if opened["kind"] == "grow" and not state.paused:

@@ -50,8 +50,9 @@ def node_ended(turn: Turn, event: NodeEnded) -> None:
         vanished=tuple(v for v in generation.vanished if v.node != event.node),
         ready=tuple(node for node in generation.ready if node != event.node),
     )
-    if not is_clean(event) and generation.killed_at is None and not turn.state.first_failure:
-        turn.change(first_failure=describe(event))
+    if not is_clean(event) and generation.killed_at is None:
+        end_of_log = event.detail.partition("\n")[2]
+        failed_first(turn, generation.number, f"{describe(event)}\n{end_of_log}".rstrip())
     if generation.opened_at is None:
         job_id = next(m.job_id for m in generation.members if m.node == event.node)
         turn.suspect(event.node, job_id, f"its workers ended before they trained: {describe(event)}")
@@ -63,9 +64,17 @@ def _was_told_to_end(turn: Turn, generation: Generation, end: NodeEnded) -> bool
     return generation.drain_at is not None and not end.said and by_signal and turn.state.best_step == 0
 
 
+def failed_first(turn: Turn, generation: int, words: str) -> None:
+    """Of each generation only the first failure counts: the others follow from it."""
+    if generation > turn.state.failed_generation:
+        turn.change(first_failure=words, failed_generation=generation)
+
+
 def describe(end: NodeEnded) -> str:
+    """One line. The first of `detail` names the worker, its last words and its log."""
     how = f"signal {end.signal}" if end.signal else f"exit code {end.exit_code}"
-    return f"workers on {end.node} ended with {how}" + (f": {end.detail}" if end.detail else "")
+    first = end.detail.partition("\n")[0]
+    return f"workers on {end.node} ended with {how}" + (f": {first}" if first else "")
 
 
 def worker_lost(turn: Turn, event: WorkerLost) -> None:
@@ -77,8 +86,7 @@ def worker_lost(turn: Turn, event: WorkerLost) -> None:
     turn.change_generation(generation.number, lost=(*generation.lost, event.node))
     job_id = next(m.job_id for m in generation.members if m.node == event.node)
     turn.suspect(event.node, job_id, event.reason)
-    if not turn.state.first_failure:
-        turn.change(first_failure=f"{event.node}: {event.reason}")
+    failed_first(turn, generation.number, f"{event.node}: {event.reason}")
 
 
 def node_probed(turn: Turn, event: NodeProbed) -> None:

@@ -51,12 +51,11 @@ def problems_of(state: State, figures: Observed) -> tuple[Problem, ...]:
 
 def _of_workers(state: State, figures: Observed) -> Iterator[Problem]:
     if state.failures or state.phase == "failed":
-        times = f"{state.failures} restarts in a row without a new step; " if state.failures > 1 else ""
+        times = f"{state.failures} failures in a row without a new committed step; " if state.failures > 1 else ""
         yield Problem(
             kind="worker_failed",
-            problem=f"{times}first failing worker: {state.first_failure or 'unknown'}",
-            hint=f"logs/gen-{state.last_number:04d}/ has the workers' logs; "
-            f"the run gives up after {state.policy.max_restarts} (run.max_restarts)",
+            problem=f"{times}first failing worker: {state.first_failure or state.reason}",
+            hint=f"the run gives up after {state.policy.max_restarts} restarts without progress (run.max_restarts)",
         )
     if state.phase == "waiting" and state.has_trained:
         yield Problem(
