@@ -234,7 +234,7 @@ class Agent(threading.Thread):
         self.channel.close()
 
 
-def wait_until(what: Callable[[], object], why: str, timeout_s: float = 15.0) -> None:
+def wait_until(what: Callable[[], object], why: str, timeout_s: float = 30.0) -> None:
     """Bounded; fails the test with `why`."""
     deadline = time.monotonic() + timeout_s
     while not what():

@@ -70,11 +70,11 @@ class Cluster:
                 max_nodes=max_nodes,
                 scaling_timeout=0.0,
                 scale_up_snooze_time=0.1,
-                graceful_shutdown_timeout=5.0,
+                graceful_shutdown_timeout=15.0,
                 max_pending_companions=1,
             ),
             checkpoint=Checkpoint(every_steps=10),
-            control=Control(heartbeat=0.1, agent_timeout=1.0, worker_timeout=1.0, poll=15.0, launch_timeout=10.0),
+            control=Control(heartbeat=0.1, agent_timeout=3.0, worker_timeout=3.0, poll=15.0, launch_timeout=20.0),
         )
         self.slurm = MemorySlurm(clock=time.time)
         self.slurm.known_jobs[BASE] = Job(
