@@ -26,6 +26,7 @@ class Faults(Access):
     def kill_node(self, node: str) -> None:
         """The node loses power: nothing more leaves it, every process on it dies."""
         self._needs_nodes()
+        self.options.node_index(node)  # (refuses a name that is none of ours)
         self.nodes.kill(node)
 
     def revive_node(self, node: str, *, timeout_s: float = 90) -> None:

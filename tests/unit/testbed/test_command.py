@@ -10,6 +10,9 @@ from click.testing import CliRunner
 from slurm_elastic.cli.testbed import fault
 from slurm_elastic.cli.testbed import testbed as command_group
 from slurm_elastic.errors import UserMistake
+from slurm_elastic.testbed.faults import Faults
+from slurm_elastic.testbed.options import Options
+from slurm_elastic.testbed.place import Place
 
 PROMISED = {
     *("kill-node", "revive-node", "cut-network", "heal-network", "suspend-job", "resume-job", "drain-node"),
@@ -45,3 +48,10 @@ def test_a_wrong_option_of_up_is_refused_before_anything_starts(argv: list[str],
     said = CliRunner().invoke(command_group, ["up", "--dir", str(tmp_path / "bed"), *argv])
     assert said.exit_code == 2
     assert not (tmp_path / "bed").exists()
+
+
+def test_a_node_that_does_not_exist_cannot_lose_power(tmp_path: Path) -> None:
+    place = Place("bed", tmp_path, 3, False)
+
+    with pytest.raises(UserMistake, match="no node 'n9'"):
+        Faults(place, Options(nodes=4)).kill_node("n9")
