@@ -43,13 +43,16 @@ def warm_up(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def run_python(command: Sequence[str]) -> int:
-    """As `python ...` would, in this process. The script's exit code; raises what else it raises."""
+    """As `python ...` would, in this process: what the script does not catch is shown. The script's exit code."""
     try:
         _run(command)
     except SystemExit as left:
         if left.code is None or isinstance(left.code, int):
             return left.code or 0
         print(left.code, file=sys.stderr)
+        return 1
+    except BaseException as raised:  # noqa: BLE001 - left to Python, torch's teardown comes first: a silent worker
+        sys.excepthook(type(raised), raised, raised.__traceback__)
         return 1
     return 0
 

@@ -88,8 +88,9 @@ class Effects:
             self._tell(job_id, launch)
 
     def _drain(self, order: a.DrainWorkers) -> None:
-        """Level 0 has no boundary to agree on: its workers are ended with SIGTERM and the agent's patience."""
+        """Level 0 has no boundary to agree on, nor has a script that only starts: such workers are ended."""
         if not self.desk.begin_drain(order):
+            self.workers.killed_to_drain(order.generation)
             self._tell_all(m.Kill(epoch=self.course.epoch, generation=order.generation, reason=order.reason))
 
     def _kill(self, order: a.KillWorkers) -> None:

@@ -67,6 +67,7 @@ class Loop:
     async def _drive(self) -> None:
         while self.effects.ending is None:
             self._take(await self.course.facts.get())
+        await self.desk.records.settled()  # a run that is DONE has its last checkpoint public
         await self.end.carry_out(self.effects.ending)
 
     def _take(self, fact: Event) -> None:

@@ -57,6 +57,10 @@ class Records:
         """Any other writing that must keep its place in the order."""
         await self._do(work)
 
+    async def settled(self) -> None:
+        """Returns when all that was begun before is on the disk."""
+        await self._do(lambda: None)
+
     async def publish(self, saved: m.Saved) -> Published:
         """Make a saved checkpoint public, move `latest`, delete old ones. A refusal is an answer, not an error."""
         return await self._do(lambda: self._publish(saved))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,8 @@ def waiting_requests(folder: Path) -> Iterator[tuple[Path, Event]]:
             continue
         except (OSError, msgspec.MsgspecError) as broken:
             log.warning("request dropped file=%s problem=%s", path.name, broken)
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a folder stays, and is no request the next time either
+                path.unlink(missing_ok=True)
             continue
         yield path, _fact(request)
 

@@ -32,6 +32,7 @@ class Workers:
         self._seen: dict[Place, dict[int, WorkerSeen]] = {}
         self._fenced: set[Place] = set()
         self._lost: set[Place] = set()
+        self._killed_to_drain: int = 0  # generation
 
     # ---- what is heard
 
@@ -80,6 +81,8 @@ class Workers:
         failed = bool(ended.exit_code or ended.signal)
         if failed and any(not seen.said for seen in there.values()):
             said = set()  # one of them had more to say, and did not come to it
+        if failed and not said and ended.generation == self._killed_to_drain:
+            said = {"drained"}
         self._post(
             NodeEnded(
                 generation=ended.generation,
@@ -172,6 +175,10 @@ class Workers:
             for seen in there.values():
                 if seen.link is not None:
                     seen.link.send(m.Fenced(generation=place[0], reason=reason))
+
+    def killed_to_drain(self, generation: int) -> None:
+        """They are being killed because they cannot be asked to stop yet: their end is no failure of theirs."""
+        self._killed_to_drain = generation
 
     def forget_before(self, generation: int) -> None:
         """Drop what is known of older generations, but for those still connected."""

@@ -31,6 +31,10 @@ class Keeper(Protocol):
         """`wait_s` > 0: return only when it is public. Raises CheckpointError when it was refused, or not in time."""
         ...
 
+    def confirm(self, step: int, wait_s: float) -> None:
+        """Return when what was kept of `step` is public. Raises CheckpointError as `keep` does."""
+        ...
+
 
 class SupervisorKeeper:
     """The supervisor publishes: it is told by Saved and answers Published."""
@@ -49,13 +53,15 @@ class SupervisorKeeper:
                 size_bytes=saved.size_bytes,
             )
         )
-        if not wait_s:
-            return
-        answer = self._control.published(saved.step, wait_s)
+        if wait_s:
+            self.confirm(saved.step, wait_s)
+
+    def confirm(self, step: int, wait_s: float) -> None:
+        answer = self._control.published(step, wait_s)
         if answer is None:
-            raise CheckpointError(f"no answer within {wait_s:.0f} s whether step {saved.step} is published")
+            raise CheckpointError(f"no answer within {wait_s:.0f} s whether step {step} is published")
         if not answer.ok:
-            raise CheckpointError(f"the checkpoint of step {saved.step} was refused: {answer.reason}")
+            raise CheckpointError(f"the checkpoint of step {step} was refused: {answer.reason}")
 
 
 class OwnKeeper:
@@ -70,6 +76,9 @@ class OwnKeeper:
         publish(self._directory, saved.draft, saved.step)
         for warning in prune(self._directory, self._keep, generation=self._generation).warnings:
             log.warning("%s", warning)
+
+    def confirm(self, step: int, wait_s: float) -> None:
+        """It was published when it was kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,8 @@ class Saver:
         self._pending: Pending | None = None
         self._last_at = clock()
         self.saved_step = 0  # the last step that was saved, or loaded
+        self.problem = ""  # why the last save is not public, as far as this rank knows
+        self._handed_over = 0  # rank 0: step of the last draft given to the keeper
 
     def load(self, state: dict[str, Any], path: Path) -> About:
         """Fill `state` from a public checkpoint. Collective. Raises CheckpointError naming what does not fit."""
@@ -150,6 +161,15 @@ class Saver:
         self._hand_over(saving, about.step, wait_s)
         return self._count(saving, about.step)
 
+    def confirm(self, wait_s: float) -> str:
+        """Why the last save is not public, "" when it is. Only rank 0 knows, and waits for the answer."""
+        if self._keeper is not None and not self.problem and self._handed_over == self.saved_step != 0:
+            try:
+                self._keeper.confirm(self.saved_step, wait_s)
+            except CheckpointError as broken:
+                self.problem = broken.problem
+        return self.problem
+
     def settle(self) -> bool:
         """Wait for the save in the background, if any. False: it failed, on every rank alike."""
         if self._pending is None:
@@ -164,6 +184,7 @@ class Saver:
         try:
             self._taken_s.append(saving.wait(SAVE_TIMEOUT_S).save_s)
         except CheckpointError as broken:
+            self.problem = broken.problem
             log.error("the checkpoint of step %d failed: %s", step, broken)
             return False
         self.saved_step = step
@@ -180,6 +201,7 @@ class Saver:
 
     def _hand_over(self, saving: dcp.Saving, step: int, wait_s: float) -> None:
         """Rank 0: tell the outcome, and have the checkpoint published."""
+        self.problem = ""
         if self._keeper is None:
             return
         try:
@@ -187,7 +209,9 @@ class Saver:
         except CheckpointError as broken:
             self._control.send(m.SaveFailed(generation=self._generation, step=step, reason=broken.problem))
             return
+        self._handed_over = step
         try:
             self._keeper.keep(saved, wait_s)
         except CheckpointError as broken:
+            self.problem = broken.problem
             self._control.send(m.Warned(text=broken.problem))

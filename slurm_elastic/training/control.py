@@ -6,9 +6,11 @@ once, because a fenced worker must not write another byte.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -124,10 +126,12 @@ class Supervised:
             beat=lambda: m.Beat(step=self._step),
         )
         self._closed = False
+        self._abandoned = False
 
     def start(self) -> None:
         """Connect. In the main thread, also hear notices from now on, for the supervisor to ask Slurm about."""
         self._channel.start()
+        atexit.register(self._deny_success)  # runs after Session.close, which is registered later
         if threading.current_thread() is threading.main_thread():
             Notices.of_this_process().listen(lambda name: self._channel.inbox.put(m.WorkerNotice(source=name)))
         threading.Thread(target=self._listen, name="slurm-elastic orders", daemon=True).start()
@@ -160,6 +164,13 @@ class Supervised:
         if os.getpid() == self._pid and not self._closed:
             self._closed = True
             self._channel.close()
+
+    def _deny_success(self) -> None:
+        """Nobody heard why we left: exit code 0 would tell a supervisor that comes back that the run is finished."""
+        if self._abandoned and os.getpid() == self._pid:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            self._leave(FENCED_EXIT)
 
     # ---- the thread
 
@@ -199,6 +210,7 @@ class Supervised:
                     log.error("refused by the supervisor: %s", reason)
                     self._leave(FENCED_EXIT)
                 case GaveUp(reason):
+                    self._abandoned = True
                     self._order = Order(reason, save=False, why="stopped")  # nobody would publish the checkpoint
                     return
                 case _:

@@ -32,6 +32,7 @@ from slurm_elastic.wire.messages import Leaving, Warned
 log = logging.getLogger(__name__)
 
 FLUSH_S = 10.0  # for the last reports to reach the supervisor
+LAST_SAVE_S = 1200.0  # at most, for the last checkpoint to become public; gloo waits for 1800 s
 
 _current: ContextVar[Session | None] = ContextVar("slurm_elastic_session", default=None)
 
@@ -298,9 +299,21 @@ class Session:
         self._leave(stop.why)
 
     def _finish(self) -> None:
+        """A run that is finished is never run again: so it is not before its last state is public.
+
+        Raises CheckpointError on all ranks when it cannot be: the run goes on from the checkpoint before.
+        """
+        parts = self._parts
         self._pulse.finish()
         self._flush_ledger()
-        self._save(self._parts.settings.drain_s)
+        wait_s = min(parts.settings.control.supervisor_timeout, LAST_SAVE_S)
+        self._save(wait_s)
+        problem = parts.saver.confirm(wait_s)
+        if any(row[0] for row in parts.world.agreement.exchange([float(bool(problem))])):
+            raise CheckpointError(
+                f"the last state of the run, of step {self.step}, is not saved: {problem or 'global rank 0 says why'}",
+                fix="check space, quota and rights of the checkpoint directory",
+            )
         self.is_finished = True
         self._leave("finished")
 

@@ -52,6 +52,8 @@ class ScriptedSupervisor:
         return [(rank, message) for rank, message in self.heard if isinstance(message, kind)]
 
     def close(self) -> None:
+        if self._loop.is_closed():
+            return
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(10)
         self._loop.close()

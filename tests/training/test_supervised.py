@@ -14,7 +14,7 @@ from slurm_elastic.checkpoint.publish import newest
 from slurm_elastic.training.control import FENCED_EXIT
 from slurm_elastic.wire import messages as m
 from slurm_elastic.wire.link import Link
-from tests.training.supervising import ScriptedSupervisor, publishing
+from tests.training.supervising import RUN_YAML, ScriptedSupervisor, publishing
 from tests.training.trainings import Plot, train
 from tests.training.worlds import WorldOfProcesses
 
@@ -130,3 +130,39 @@ def test_a_save_that_cannot_fit_is_skipped_loudly_on_all_ranks(supervised: Start
     saved = [message.step for _, message in supervisor.said(m.Saved)]
     assert saved == [4] and last > 4
     assert [f"no save at step {last}" in message.text for _, message in supervisor.said(m.Warned)] == [True]
+
+
+def test_a_run_whose_last_checkpoint_is_refused_is_not_finished(supervised: Start) -> None:
+    def react(supervisor: ScriptedSupervisor, link: Link, message: m.AnyMessage) -> None:
+        if isinstance(message, m.Saved) and message.step == 16:
+            link.send(m.Published(step=16, ok=False, reason="No space left on device"))
+        else:
+            publishing(supervisor, link, message)
+
+    supervisor = supervised(react)
+
+    codes = run_world(supervisor, 2, Plot(), generation=1)
+
+    assert 0 not in codes
+    assert supervisor.said(m.Leaving) == []
+    assert "No space left on device" in (supervisor.run.path / "log").read_text()
+
+
+def test_workers_that_gave_their_supervisor_up_do_not_end_like_a_finished_run(supervised: Start) -> None:
+    supervisor = supervised(publishing)
+    supervisor.run.config.write_text(
+        RUN_YAML.replace("200ms", "200ms, worker_timeout: 1s, agent_timeout: 1s, supervisor_timeout: 1s")
+    )
+    log = supervisor.run.path / "log"
+    world = WorldOfProcesses(
+        2, train, supervisor.run.path, Plot(slow_s=0.5), log=log, extra=supervisor.environment(generation=1)
+    )
+    deadline = time.monotonic() + 60
+    while not supervisor.said(m.Steps) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    supervisor.close()
+
+    codes = world.wait()
+
+    assert FENCED_EXIT in codes
+    assert 0 not in codes

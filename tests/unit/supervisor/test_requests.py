@@ -25,3 +25,10 @@ def test_what_is_no_request_is_dropped(tmp_path: Path, content: str) -> None:
 
     assert list(waiting_requests(tmp_path)) == []
     assert not bad.exists()
+
+
+def test_a_folder_among_the_requests_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "0.json").mkdir()
+    (tmp_path / "1.json").write_text('{"ask": "stop"}')
+
+    assert len(list(waiting_requests(tmp_path))) == 1

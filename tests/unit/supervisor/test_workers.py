@@ -138,3 +138,13 @@ def test_a_worker_that_trained_before_a_restart_of_the_supervisor_is_missed(
     workers.expire(now=111, amnesty=0)
 
     assert [(type(fact), fact.node) for fact in facts] == [(WorkerLost, "n2")]  # type: ignore[attr-defined]
+
+
+def test_workers_that_are_killed_because_they_cannot_be_asked_have_not_failed(
+    workers: Workers, facts: list[object]
+) -> None:
+    workers.killed_to_drain(1)
+    workers.step_ended(m.StepEnded(generation=1, node="n1", exit_code=137, signal=9))
+    workers.step_ended(m.StepEnded(generation=2, node="n1", exit_code=137, signal=9))
+
+    assert [fact.said for fact in facts if isinstance(fact, NodeEnded)] == ["drained", ""]
