@@ -31,8 +31,8 @@ MEANING = {
     "run.launcher": "`torch`: one step per node and torchrun's environment. `mpi`: one MPI world (needs "
     "`layout: single`).",
     "run.mpi": "For `launcher: mpi`, the value of srun's `--mpi`.",
-    "run.max_restarts": "Restarts in a row without a new committed step before the run gives up. A level-0 script commits "
-    "nothing that can be seen: there ten minutes of life count as progress.",
+    "run.max_restarts": "Restarts in a row without a new committed step before the run gives up. A level-0 script "
+    "commits nothing that can be seen: there ten minutes of life count as progress.",
     "base.nodes": "Nodes of the base job that train. 0: it is a master without GPUs, and only companions train.",
     "base.qos": "QOS of the base job: one that nothing preempts.",
     "base.partition": "Partition, or several with commas. Default: the cluster's.",
