@@ -32,7 +32,8 @@ def supervisor_started(turn: Turn, event: SupervisorStarted) -> None:
         _end_again(turn)
         return
     if state.over:
-        _begin_anew(turn)
+        same_id = event.base_job_id == state.base_job_id
+        _begin_anew(turn, "the base job came back" if same_id else "the run was submitted again")
     if not same_job:
         turn.change(allocations=tuple(a for a in turn.state.allocations if a.role != "base"))
     turn.change(
@@ -48,18 +49,18 @@ def supervisor_started(turn: Turn, event: SupervisorStarted) -> None:
     _order_again(turn)
 
 
-def _begin_anew(turn: Turn) -> None:
-    """The run was submitted again after it had stopped. Numbers and tokens go on; old companions were given up."""
+def _begin_anew(turn: Turn, why: str) -> None:
+    """The run starts again after it had stopped. Numbers and tokens go on; old companions were given up."""
     old = (a for a in turn.state.allocations if a.role != "base")
     turn.change(
         phase="waiting",
-        reason="submitted again",
+        reason=why,
         ending="",
         stop_asked=False,
         failures=0,
         first_failure="",
         failed_generation=0,
-        cause="the run was submitted again",
+        cause=why,
         cause_planned=True,
         live=None,
         next=None,

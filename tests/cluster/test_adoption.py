@@ -17,19 +17,16 @@ pytestmark = pytest.mark.cluster
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "docs" / "examples"
-STEP_S = 0.8  # 96 of them last longer than two changes of size on a busy machine
 LEVEL1_STEPS, LEVEL0_STEPS = 96, 200
 SAVE_EVERY = 10  # steps, of the level-0 scripts
 
 
 class Example(Running):
-    """A run of an example script whose steps take `step_s` until `hurry`."""
+    """A run of an example script that takes its time until `hurry`."""
 
     @classmethod
-    def start(
-        cls, cluster: Cluster, folder: Path, script: str, step_s: float = STEP_S, **settings: dict[str, object]
-    ) -> Example:
-        (folder / "pace").write_text(str(step_s))
+    def start(cls, cluster: Cluster, folder: Path, script: str, **settings: dict[str, object]) -> Example:
+        (folder / "pace").touch()
         env = {
             "PYTHONPATH": str(HERE),
             "ELASTIC_WARM": "paced_steps",
@@ -104,7 +101,7 @@ def test_level_1_grows_and_shrinks_without_losing_a_step(script: str, cluster: C
 
 
 def test_level_0_goes_on_from_its_own_checkpoint_at_every_size(cluster: Cluster, tmp_path: Path) -> None:
-    example = Example.start(cluster, tmp_path, "level0_ddp.py", step_s=STEP_S / 2)
+    example = Example.start(cluster, tmp_path, "level0_ddp.py")
     example.wait_for_steps(3)
     example.command("scale", str(example.run.path), "--nodes", "2")
     example.wait_for_steps(2)
