@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from slurm_elastic.cli.check_cluster import ClusterFacts, Finding, judge
+from slurm_elastic.cli.command_files import missing_files
+from slurm_elastic.cli.no_slurm import NO_SLURM, NO_SLURM_FIX
+from slurm_elastic.cli.settings_file import load_or_faults, settings_file
 from slurm_elastic.cli.show import as_json
 from slurm_elastic.config import load
 from slurm_elastic.config_advice import advice, loss_bound
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 COMMANDS = ("sbatch", "squeue", "scontrol")
+NOT_REACHED = Finding("unknown", "cluster", f"{NO_SLURM}; {NO_SLURM_FIX}; --offline tests the file alone")
 
 
 @click.command()
@@ -33,7 +37,7 @@ COMMANDS = ("sbatch", "squeue", "scontrol")
 @click.option("--offline", is_flag=True, help="Test the file alone; ask no cluster.")
 @click.option("--json", "json_wanted", is_flag=True, help="One JSON document instead of text.")
 def check(file: Path, offline: bool, json_wanted: bool) -> int:
-    """Test FILE (a run.yaml) without starting anything.
+    """Test FILE (a run.yaml, or a run directory) without starting anything.
 
     Shows every fault of the file with its line. Where Slurm's commands are installed, also asks the cluster:
     partitions, QOS, limits, preemption, and `sbatch --test-only` of the base job and a companion.
@@ -43,18 +47,22 @@ def check(file: Path, offline: bool, json_wanted: bool) -> int:
     Example:
       slurm-elastic check run.yaml
     """
-    config = load(file)
-    found = [Finding("warning", key, message) for key, message in advice(config)]
+    file = settings_file(file)
+    config = load_or_faults(file) if json_wanted else load(file)
+    if isinstance(config, list):
+        as_json({"file": str(file), "ok": False, "cluster_asked": False, "findings": [], "faults": config})
+        return 2
+    found = [Finding("warning", key, message) for key, message in (*advice(config), *missing_files(config))]
     asked = not offline and all(shutil.which(name) for name in COMMANDS)
     if asked:
-        from slurm_elastic.slurm.command_client import CommandSlurm
+        from slurm_elastic.slurm import command_client
 
-        found.extend(ask_cluster(config, CommandSlurm()))
+        found.extend(ask_cluster(config, command_client.CommandSlurm()))
+        asked = NOT_REACHED not in found
     bad = any(each.level != "warning" for each in found)
     if json_wanted:
-        as_json(
-            {"file": str(file), "ok": not bad, "cluster_asked": asked, "findings": [asdict(each) for each in found]}
-        )
+        findings = [asdict(each) for each in found]
+        as_json({"file": str(file), "ok": not bad, "cluster_asked": asked, "findings": findings, "faults": []})
     else:
         _print(file, config, found, asked, offline)
     return 1 if bad else 0
@@ -76,10 +84,12 @@ def ask_cluster(config: RunConfig, slurm: SlurmClient) -> Iterator[Finding]:
         partitions=ask(slurm.partitions, {}, "partition"),
         qos=ask(slurm.qos, {}, "qos"),
     )
+    if len(unanswered) == 3:
+        yield NOT_REACHED
+        return
     yield from unanswered
     yield from judge(config, facts)
-    if len(unanswered) < 3:
-        yield from _test_only(config, slurm)
+    yield from _test_only(config, slurm)
 
 
 def _test_only(config: RunConfig, slurm: SlurmClient) -> Iterator[Finding]:
@@ -116,14 +126,20 @@ def _print(file: Path, config: RunConfig, found: list[Finding], asked: bool, off
     click.echo(f"  an unplanned failure loses {loss_bound(config)}")
     for each in found:
         click.echo(f"{each.level}: {each.key}: {each.message}")
+    click.echo(_verdict(found, asked, offline))
+
+
+def _verdict(found: list[Finding], asked: bool, offline: bool) -> str:
+    levels = {each.level for each in found}
+    if asked and "error" in levels:
+        return "the cluster was asked: it would not take these jobs"
     if asked:
-        click.echo("the cluster was asked" + (": it would take these jobs" if _accepted(found) else ""))
-    else:
-        click.echo("the cluster was not asked" + ("" if offline else ": no Slurm commands on this machine"))
-
-
-def _accepted(found: list[Finding]) -> bool:
-    return all(each.level == "warning" for each in found)
+        return "the cluster was asked" + (
+            ", but did not answer all" if "unknown" in levels else ": it would take these jobs"
+        )
+    if NOT_REACHED in found:
+        return "the cluster did not answer"
+    return "the cluster was not asked" + ("" if offline else ": no Slurm commands on this machine")
 
 
 def _first_line(text: str) -> str:

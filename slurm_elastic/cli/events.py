@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import time
 from collections.abc import Iterator
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from slurm_elastic.observe.events import Happening
 
 LOOK_AGAIN_S = 0.5
+KINDS = (
+    "transition", "checkpoint", "launching", "notice", "job_submitted", "job_joined", "job_silent", "job_back",
+    "job_suspended", "job_resumed", "job_gone", "worker_failed", "worker_lost", "companion_refused", "slurm_silent",
+    "slurm_answers", "scale_requested", "stop_requested", "supervisor_started", "requeued", "warning", "finished",
+    "stopped", "failed",
+)  # fmt: skip
 
 
 @click.command()
@@ -31,10 +38,17 @@ def events(run: str, json_wanted: bool, follow: bool, kinds: tuple[str, ...]) ->
       slurm-elastic events runs/gpt --kind transition
       slurm-elastic events 4711 --json --follow
     \b
-    Exit codes: 0 shown (also when nothing has happened yet), 2 no such run
+    Exit codes: 0 shown (also when nothing has happened yet), 2 no such run or kind
     """
     from slurm_elastic.cli.find_run import find_run
 
+    unknown = next((kind for kind in kinds if kind not in KINDS), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, KINDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise click.BadParameter(
+            f"no event has the kind {unknown[:40]!a}{hint} (there are {', '.join(KINDS)})", param_hint="--kind"
+        )
     found = find_run(run)
     try:
         for event in _all(found, follow):

@@ -12,9 +12,10 @@ import click
 
 from slurm_elastic.config import loads
 from slurm_elastic.config_keys import MEANING, SECTION_MEANING, default_of, fields, type_of
-from slurm_elastic.errors import UserMistake
+from slurm_elastic.errors import ConfigError, UserMistake
 
 WIDTH = 100
+_FLAGS = {"base.gpus_per_node": "--gpus", "run.name": "--name", "run.dir": "--name"}
 PLAIN = ("text", "mapping", "list of words", "whole number")  # types that need no mention
 
 
@@ -36,7 +37,7 @@ def init(path: Path, nodes: str, name: str, gpus: int, force: bool) -> None:
     if path.is_dir():
         path = path / "run.yaml"
     text = render(name or _name_of(path.absolute().parent), low, high, gpus)
-    loads(text, path)  # flags that make no valid file are refused before it is written
+    _refuse_bad_flags(text, path)
     _write(path, text, force)
     click.echo(f"wrote {path}; edit run.command, then: slurm-elastic check {path}")
 
@@ -82,7 +83,23 @@ def _range(nodes: str) -> tuple[int, int]:
         raise UserMistake(f"--nodes {nodes!a} is not MIN-MAX", fix="write for example --nodes 2-8")
     if dash and not (high.isascii() and high.isdigit() and len(high) < 10):
         raise UserMistake(f"--nodes {nodes!a} is not MIN-MAX", fix="write for example --nodes 2-8")
+    if dash and int(low) > int(high):
+        raise UserMistake(
+            f"--nodes {nodes}: the least, {low}, is more than the most, {high}", fix=f"write --nodes {high}-{low}"
+        )
     return int(low), int(high or low)
+
+
+def _refuse_bad_flags(text: str, path: Path) -> None:
+    """Flags that make no valid file are refused before it is written, by their own names."""
+    try:
+        loads(text, path)
+    except ConfigError as wrong:
+        _, key, why = wrong.faults[0]
+        flag = _FLAGS.get(key, "--nodes" if key.startswith(("base.", "elastic.")) else "--name")
+        raise UserMistake(
+            f"{flag} does not fit: {key} {why}", fix=f"give another {flag}; nothing was written"
+        ) from wrong
 
 
 def _name_of(folder: Path) -> str:

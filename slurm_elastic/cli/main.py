@@ -119,10 +119,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _print_error(error: SlurmElasticError) -> None:
     """A settings file's faults begin with file:line, as editors want it; all else with `error:`."""
+    from slurm_elastic.cli.no_slurm import for_people
+
+    problem, fix = for_people(error)
     head = "" if isinstance(error, ConfigError) else "error: "
-    click.echo(_printable(f"{head}{error.problem}"), err=True)
-    if error.fix:
-        click.echo(_printable(f"  fix: {error.fix}"), err=True)
+    click.echo(_printable(f"{head}{problem}"), err=True)
+    click.echo(_printable(f"  fix: {fix}"), err=True)
 
 
 def _unexpected(error: Exception) -> int:

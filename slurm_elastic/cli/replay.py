@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from slurm_elastic.errors import UserMistake
     from slurm_elastic.machine.actions import Action
     from slurm_elastic.machine.policy import Policy
     from slurm_elastic.machine.state import State
@@ -31,25 +33,53 @@ def replay(journal: Path, settings: Path | None, until: int | None, as_json: boo
     """
     from slurm_elastic.machine.state import initial
     from slurm_elastic.machine.step import step
-    from slurm_elastic.supervisor.journal import read
 
     path, policy = _sources(journal, settings)
-    differing = 0
+    differing = decided = 0
     state: State | None = None
-    for number, entry in enumerate(read(path), start=1):
+    for number, entry in enumerate(_entries(path), start=1):
         if until is not None and number > until:
             break
         state = _under(state or initial(entry.policy or policy), entry, policy if settings else None)
         if entry.event is None:
+            if entry.policy is None:
+                raise _no_journal(path, f"line {number} has neither an event nor a policy")
             continue
+        decided += 1
         state, actions = step(state, entry.event, entry.time)
         differs = actions != entry.actions
         differing += differs
         if actions or differs or verbose:
             _show(number, entry, actions, state, as_json=as_json)
+    if state is None and until != 0:
+        raise _no_journal(path, "it has no whole entry")
     if differing:
-        click.echo(f"{differing} entries were decided differently", err=True)
+        click.echo(f"{differing} of {decided} entries were decided differently", err=True)
         raise SystemExit(1)
+    if not as_json:
+        click.echo(f"{decided} entries decided again: every order as recorded")
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    """Of a journal. Raises UserMistake for another file, RunDirectoryError for a journal that is damaged."""
+    from slurm_elastic.errors import RunDirectoryError
+    from slurm_elastic.supervisor.journal import read
+
+    any_yet = False
+    try:
+        for entry in read(path):
+            any_yet = True
+            yield entry
+    except RunDirectoryError as broken:
+        if any_yet:
+            raise
+        raise _no_journal(path, "its first line is no entry of one") from broken
+
+
+def _no_journal(path: Path, why: str) -> UserMistake:
+    from slurm_elastic.errors import UserMistake
+
+    return UserMistake(f"{path} is not a journal: {why}", fix="give a run directory or its journal.jsonl")
 
 
 def _sources(journal: Path, settings: Path | None) -> tuple[Path, Policy]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.cli.find_run import find_run
+from slurm_elastic.cli.submitted import not_reported
 from slurm_elastic.errors import RequestNotTaken, UserMistake
-from slurm_elastic.observe.status import Status, read_status
+from slurm_elastic.observe.status import OVER, Status, read_status
 from slurm_elastic.rundir import RunDirectory, replace_json
 
 TAKEN_WITHIN_S = 15.0
@@ -19,16 +21,29 @@ LOOK_AGAIN_S = 0.1
 def running(name: str) -> tuple[RunDirectory, Status]:
     """The run and its status. Raises UserMistake when it has ended or has not begun."""
     run = find_run(name)
-    found = read_status(run.status)
-    if run.done.exists() or (found is not None and found.state in ("finished", "stopped", "failed")):
-        state = found.state if found else "finished"
-        raise UserMistake(f"the run {run.path} is over ({state})", fix="`slurm-elastic submit` starts one")
-    if found is None:
+    refuse_if_over(run)
+    submitted, found = not_reported(run), read_status(run.status)
+    if submitted is not None or found is None:
+        job = f"base job {submitted.job_id}" if submitted else "its base job"
         raise UserMistake(
-            f"the run {run.path} has not started: no supervisor has reported",
-            fix="wait until its base job runs (squeue), or scancel that job",
+            f"the run {run.path} has not started: no supervisor of {job} has reported",
+            fix=f"wait until it runs, or cancel it: `slurm-elastic stop {shlex.quote(str(run.path))}`",
         )
     return run, found
+
+
+def refuse_if_over(run: RunDirectory) -> None:
+    """Raises UserMistake when the run has ended and was not submitted again."""
+    where, found = shlex.quote(str(run.path)), read_status(run.status)
+    if run.done.exists():
+        raise UserMistake(
+            f"the run {run.path} is over (finished)", fix=f"nothing is left to do; see `slurm-elastic status {where}`"
+        )
+    if found is not None and found.state in OVER and not_reported(run) is None:
+        raise UserMistake(
+            f"the run {run.path} is over ({found.state})",
+            fix=f"nothing of it runs; `slurm-elastic submit {where}` would resume it from its last checkpoint",
+        )
 
 
 def ask(run: RunDirectory, request: dict[str, Any], within_s: float = TAKEN_WITHIN_S) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from slurm_elastic.cli.settings_file import load_or_faults, settings_file
 from slurm_elastic.cli.show import as_json, as_table
 from slurm_elastic.config import load
 from slurm_elastic.config_model import RunConfig
@@ -17,22 +18,27 @@ from slurm_elastic.machine.sizes import allowed_sizes, listed_sizes, size_policy
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "json_wanted", is_flag=True, help="One JSON document instead of a table.")
-def sizes(file: Path, json_wanted: bool) -> None:
-    """Show which numbers of nodes FILE (a run.yaml) allows, and the batch plan at each.
+def sizes(file: Path, json_wanted: bool) -> int:
+    """Show which numbers of nodes FILE (a run.yaml, or a run directory) allows, and the batch plan at each.
 
     \b
     Example:
       slurm-elastic sizes run.yaml
     """
-    config = load(file)
+    file = settings_file(file)
+    config = load_or_faults(file) if json_wanted else load(file)
+    if isinstance(config, list):
+        as_json({"sizes": [], "left_out": [], "faults": config})
+        return 2
     found = rows(config)
     unused = left_out(config)
     if json_wanted:
-        as_json({"sizes": found, "left_out": unused})
-        return
+        as_json({"sizes": found, "left_out": unused, "faults": []})
+        return 0
     as_table([name.replace("_", " ") for name in found[0]], [tuple(row.values()) for row in found])
     for each in unused:
         click.echo(f"never {each['nodes']} nodes: {each['why']}")
+    return 0
 
 
 def rows(config: RunConfig) -> list[dict[str, Any]]:

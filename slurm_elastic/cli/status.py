@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,8 +11,14 @@ from slurm_elastic.cli.show import as_json, as_table
 from slurm_elastic.errors import RunDirectoryError
 from slurm_elastic.rundir import RunDirectory
 
+if TYPE_CHECKING:
+    from slurm_elastic.cli.submitted import Submitted
+    from slurm_elastic.slurm.api import SlurmClient
+
 STALE_S = 5.0
 REFRESH_S = 1.0
+ASK_SLURM_EVERY_S = 15.0
+_NOTHING_LIVES = {"jobs": [], "nodes": 0, "workers": 0, "pending_companions": 0, "standby": None, "stale": False}
 
 
 @click.command()
@@ -22,8 +28,8 @@ REFRESH_S = 1.0
 def status(run: str | None, watch: bool, json_wanted: bool) -> None:
     """List your runs, or show one: its nodes, progress, last checkpoint, last transition, and problems with a hint.
 
-    RUN is a run directory or the id of any of its jobs. Without it, all runs you submitted and those in the
-    current directory are listed.
+    RUN is a run directory, a run.yaml, or the id of any of its jobs. Without it, all runs you submitted and those in
+    the current directory are listed.
 
     \b
     Examples:
@@ -34,6 +40,7 @@ def status(run: str | None, watch: bool, json_wanted: bool) -> None:
     Exit codes: 0 shown, 2 no such run
     """
     from slurm_elastic.cli.find_run import find_run
+    from slurm_elastic.slurm import command_client
 
     if watch and json_wanted:
         raise click.UsageError("--watch and --json exclude each other; `events --json --follow` is for programs")
@@ -43,34 +50,85 @@ def status(run: str | None, watch: bool, json_wanted: bool) -> None:
         _list(json_wanted)
         return
     found = find_run(run)
+    slurm = command_client.CommandSlurm()
     if watch:
-        _watch(found)
+        _watch(found, slurm)
     elif json_wanted:
-        as_json(document(found, time.time()))
+        as_json(document(found, time.time(), slurm))
     else:
         from rich.console import Console
 
         from slurm_elastic.cli.status_view import view
 
         console = Console() if Console().is_terminal else Console(width=160)
-        console.print(view(document(found, time.time()), time.time()))
+        console.print(view(document(found, time.time(), slurm), time.time()))
 
 
-def document(run: RunDirectory, now: float) -> dict[str, Any]:
-    """What --json prints: status.json, and beside it `supervisor_age_s`, `stale` and `done`."""
+def document(run: RunDirectory, now: float, slurm: SlurmClient | None = None) -> dict[str, Any]:
+    """What --json prints: status.json, and beside it `supervisor_age_s`, `stale` and `done`.
+
+    With `slurm`, a base job whose supervisor has not reported is looked up there; without, nothing is asked.
+    """
     import msgspec
 
-    from slurm_elastic.observe.status import read_status
+    from slurm_elastic.cli.submitted import not_reported
+    from slurm_elastic.observe.status import OVER, read_status
 
     found = read_status(run.status)
     done = run.done.exists()
+    submitted = None if done else not_reported(run)
+    shown: dict[str, Any] = {"version": 1, "run": run.path.name, "run_dir": str(run.path), "stale": False, "done": done}
     if found is None:
-        waiting = {"run": run.path.name, "run_dir": str(run.path), "reason": "no supervisor has run yet"}
-        return waiting | {"version": 1, "state": "finished" if done else "submitted", "stale": False, "done": done}
+        shown |= {"state": "finished" if done else "submitted", "reason": "no supervisor has run yet"}
+        return shown | (_waiting(submitted, slurm) if submitted else {} if done else _cancelled(run))
     age_s = max(0.0, now - found.supervisor.time)
-    over = done or found.state in ("finished", "stopped", "failed")
-    shown: dict[str, Any] = msgspec.to_builtins(found)
-    return shown | {"supervisor_age_s": round(age_s, 1), "stale": age_s > STALE_S and not over, "done": done}
+    shown |= msgspec.to_builtins(found) | {"supervisor_age_s": round(age_s, 1)}
+    if submitted:
+        return shown | _NOTHING_LIVES | {"problems": []} | _waiting(submitted, slurm)
+    if done or found.state in OVER:
+        return shown | _NOTHING_LIVES | ({"state": "finished"} if done else {})
+    return shown | {"stale": age_s > STALE_S}
+
+
+def _waiting(submitted: Submitted, slurm: SlurmClient | None) -> dict[str, Any]:
+    """The part of the document about a base job whose supervisor has not reported."""
+    from slurm_elastic.cli.submitted import ask_slurm
+    from slurm_elastic.slurm.states import Meaning, meaning
+
+    name = f"base job {submitted.job_id}"
+    facts: dict[str, Any] = {
+        "job_id": submitted.job_id,
+        "time": submitted.time,
+        "slurm_state": None,
+        "slurm_reason": None,
+    }
+    state, reason = "submitted", f"{name} was submitted; its supervisor has not reported yet"
+    job = ask_slurm(submitted, slurm) if slurm else ""
+    log = f"its log is logs/slurm-{submitted.job_id}.out"
+    if job is None:
+        state, reason = "failed", f"{name} ended before its supervisor reported, and Slurm has forgotten it; {log}"
+    elif isinstance(job, str):
+        reason += f"; Slurm cannot be asked: {job[:160]}" if job else ""
+    else:
+        facts |= {"slurm_state": job.state, "slurm_reason": job.reason or None}
+        what = meaning(job.state, requeue=job.requeue)
+        if what is Meaning.OVER:
+            state = "stopped" if job.state == "CANCELLED" else "failed"
+            reason = f"{name} is {job.state}: it ended before its supervisor reported; {log}"
+        elif what is Meaning.WAITING:
+            reason = f"{name} is {job.state}" + (f": {job.reason}" if job.reason else "")
+        else:
+            reason = f"{name} is {job.state}; its supervisor has not reported yet; {log}"
+    return {"state": state, "reason": reason, "submitted": facts}
+
+
+def _cancelled(run: RunDirectory) -> dict[str, Any]:
+    from slurm_elastic.cli.submitted import read_submitted
+
+    submitted = read_submitted(run)
+    if submitted is None or not submitted.cancelled:
+        return {}
+    return {"state": "stopped", "reason": f"base job {submitted.job_id} was cancelled before it started"}
 
 
 def _list(json_wanted: bool) -> None:
@@ -98,15 +156,23 @@ def _row(run: RunDirectory) -> dict[str, Any]:
     return row | {"run_dir": str(run.path), "problems": len(shown.get("problems", ()))}
 
 
-def _watch(run: RunDirectory) -> None:
+def _watch(run: RunDirectory, slurm: SlurmClient) -> None:
+    """Asks Slurm rarely; its last answer stands until then, or until the supervisor reports."""
     from rich.live import Live
 
     from slurm_elastic.cli.status_view import view
 
+    asked_at, answer = float("-inf"), {}
     with Live(auto_refresh=False) as live:
         try:
             while True:
-                shown = document(run, time.time())
+                asks = time.monotonic() - asked_at > ASK_SLURM_EVERY_S
+                shown = document(run, time.time(), slurm if asks else None)
+                if "submitted" in shown:
+                    if asks:
+                        asked_at = time.monotonic()
+                        answer = {name: shown[name] for name in ("state", "reason", "submitted")}
+                    shown |= answer
                 live.update(view(shown, time.time()), refresh=True)
                 if shown["done"] or shown["state"] in ("stopped", "failed"):
                     return

@@ -13,7 +13,14 @@ from rich.text import Text
 from slurm_elastic.slurm.hostlist import fold
 from slurm_elastic.units import format_duration
 
-_STYLES = {"training": "green", "finished": "green", "failed": "red", "waiting": "yellow", "draining": "yellow"}
+_STYLES = {
+    "training": "green",
+    "submitted": "yellow",
+    "finished": "green",
+    "failed": "red",
+    "waiting": "yellow",
+    "draining": "yellow",
+}
 
 
 def view(shown: Mapping[str, Any], now: float) -> RenderableType:
@@ -23,7 +30,8 @@ def view(shown: Mapping[str, Any], now: float) -> RenderableType:
         age = format_duration(shown["supervisor_age_s"])
         parts.append(Text(f"supervisor last seen {age} ago: all below is as it was then", style="bold red"))
     if "jobs" in shown:
-        parts += [_figures(shown, now), _jobs(shown["jobs"], now)]
+        parts.append(_figures(shown, now))
+        parts += [_jobs(shown["jobs"], now)] if shown["jobs"] else []
         parts += [_problem(problem) for problem in shown["problems"]]
     return Group(*parts)
 

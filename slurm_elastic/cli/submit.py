@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from slurm_elastic.slurm.api import SlurmClient
     from slurm_elastic.slurm.run_jobs import BatchJob
 
-_BASE = "base-"  # submit tokens of base jobs
 _LEAVES_S, _LOOK_AGAIN_S = 30.0, 1.0
 
 
@@ -28,22 +27,33 @@ _LEAVES_S, _LOOK_AGAIN_S = 30.0, 1.0
 @click.option("--dry-run", is_flag=True, help="Show the batch script and the sbatch command; touch nothing.")
 @click.option("--prepare", is_flag=True, help="Make the run directory and the batch script, but submit nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def submit(run_yaml: Path, dry_run: bool, prepare: bool, as_json: bool) -> None:
+def submit(run_yaml: Path, dry_run: bool, prepare: bool, as_json: bool) -> int:
     """Start the run that RUN_YAML (a file, or a run directory) describes.
 
     A run that was stopped, or whose base job is gone, goes on from its newest checkpoint. A run that is finished, or
     that is running, is refused.
     """
     from slurm_elastic import config
+    from slurm_elastic.cli.settings_file import load_or_faults, settings_file
     from slurm_elastic.rundir import RunDirectory
-    from slurm_elastic.slurm.command_client import CommandSlurm
 
-    source = run_yaml / "run.yaml" if run_yaml.is_dir() else run_yaml
-    settings = config.load(source)
+    source = settings_file(run_yaml)
+    settings = load_or_faults(source) if as_json else config.load(source)
+    if isinstance(settings, list):
+        click.echo(json.dumps({"faults": settings}))
+        return 2
     run = RunDirectory(Path(settings.run.dir))
     if dry_run:
         _show_script(_dry(settings, run), as_json)
-        return
+    else:
+        _submit(settings, run, source, prepare, as_json)
+    return 0
+
+
+def _submit(settings: RunConfig, run: RunDirectory, source: Path, prepare: bool, as_json: bool) -> None:
+    from slurm_elastic.cli.submitted import Submitted, last_epoch, record
+    from slurm_elastic.slurm.command_client import CommandSlurm
+
     slurm = CommandSlurm()
     _refuse_if_finished(run)
     if run.token.exists():
@@ -54,7 +64,9 @@ def submit(run_yaml: Path, dry_run: bool, prepare: bool, as_json: bool) -> None:
         facts: dict[str, str | int] = {"run_dir": str(run.path), "script": str(request.script)}
         _say(facts, as_json, f"sbatch {shlex.quote(str(request.script))}")
         return
+    epoch = last_epoch(run)
     job_id = slurm.submit(request)
+    record(run, Submitted(job_id=job_id, time=time.time(), after_epoch=epoch))
     _list(run)
     facts = {"job_id": job_id, "name": settings.run.name, "run_dir": str(run.path), "script": str(request.script)}
     _say(facts, as_json, _how_to_watch(run, job_id))
@@ -102,6 +114,7 @@ def _refuse_if_running(run: RunDirectory, slurm: SlurmClient) -> None:
 
     A run that has stopped is given a moment: Slurm needs it to see the end of the job.
     """
+    from slurm_elastic.cli.submitted import BASE, not_reported
     from slurm_elastic.errors import UserMistake
     from slurm_elastic.observe.status import read_status
     from slurm_elastic.slurm.run_jobs import comment_of
@@ -110,24 +123,29 @@ def _refuse_if_running(run: RunDirectory, slurm: SlurmClient) -> None:
     where = shlex.quote(str(run.path))
     end = time.monotonic() + _LEAVES_S
     while True:
-        jobs = slurm.jobs(token_prefix=comment_of(run, _BASE))
+        jobs = slurm.jobs(token_prefix=comment_of(run, BASE))
         running = [job for job in jobs if meaning(job.state, requeue=job.requeue) is not Meaning.OVER]
         if not running:
             return
-        status = read_status(run.status)
-        is_leaving = status is not None and status.state in ("stopped", "failed") and running[0].state != "PENDING"
+        status, first = read_status(run.status), running[0]
+        waits = first.state == "PENDING"
+        is_leaving = (
+            status is not None and status.state in ("stopped", "failed") and not waits and not_reported(run) is None
+        )
         if not is_leaving or time.monotonic() > end:
+            how = "waits in the queue" if waits else "is running"
             raise UserMistake(
-                f"the run in {run.path} is running already: base job {running[0].job_id} is {running[0].state}",
+                f"the run in {run.path} {how} already: base job {first.job_id} is {first.state}",
                 fix=f"see `slurm-elastic status {where}`; end it with `slurm-elastic stop {where}` first",
             )
         time.sleep(_LOOK_AGAIN_S)
 
 
 def _base_job(settings: RunConfig, run: RunDirectory, run_id: str = "") -> BatchJob:
+    from slurm_elastic.cli.submitted import BASE
     from slurm_elastic.slurm.run_jobs import base_job, comment_of
 
-    token = _BASE + secrets.token_hex(4)
+    token = BASE + secrets.token_hex(4)
     comment = f"slurm-elastic:{run_id}:{token}" if run_id else comment_of(run, token)
     return base_job(settings, run, comment, token, python=sys.executable)
 

@@ -17,6 +17,7 @@ from slurm_elastic.observe.problems import Problem, problems_of
 from slurm_elastic.rundir import replace_text
 
 VERSION = 1
+OVER = ("finished", "stopped", "failed")
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,21 +113,23 @@ class Status(Shown, frozen=True, kw_only=True):
 
 def status_of(state: State, figures: Figures) -> Status:
     """The status of a run at `figures.now`."""
-    members = {member.node for member in state.members}
+    is_over = state.phase in OVER  # then nothing is left, whatever the machine remembers of it
+    members = set() if is_over else {member.node for member in state.members}
+    allocations = () if is_over else tuple(a for a in state.allocations if a.released_at is None)
     return Status(
         run=figures.run,
         run_dir=figures.run_dir,
         state=state.phase,
         reason=state.reason,
         generation=state.generation,
-        standby=state.next.number if state.next else None,
+        standby=state.next.number if state.next and not is_over else None,
         nodes=len(members),
         workers=len(members) * state.policy.workers_per_node,
         wanted_nodes=state.wanted_nodes,
         min_nodes=state.policy.min_nodes,
         max_nodes=state.policy.max_nodes,
-        jobs=tuple(_job(allocation, members) for allocation in state.allocations if allocation.released_at is None),
-        pending_companions=len(state.submissions) + sum(a.contact == "pending" for a in state.allocations),
+        jobs=tuple(_job(allocation, members) for allocation in allocations),
+        pending_companions=0 if is_over else _pending(state),
         step=figures.step,
         total_steps=figures.total_steps,
         steps_per_s=round(figures.steps_per_s, 4),
@@ -155,6 +158,10 @@ def read_status(path: Path) -> Status | None:
         raise RunDirectoryError(
             f"cannot read {path}: {broken}", fix="is this run driven by another release of slurm-elastic?"
         ) from broken
+
+
+def _pending(state: State) -> int:
+    return len(state.submissions) + sum(a.contact == "pending" for a in state.allocations)
 
 
 def _job(allocation: Allocation, members: set[str]) -> JobStatus:

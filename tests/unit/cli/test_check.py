@@ -143,3 +143,52 @@ def test_a_wrong_file_exits_2_and_names_the_line(tmp_path, capsys):
     assert run(["check", str(tmp_path / "run.yaml")]) == 2
     error = capsys.readouterr().err
     assert f"{tmp_path}/run.yaml:6: batch.glbal_batch_size is not a setting; did you mean 'global_batch_size'?" in error
+
+
+@pytest.mark.parametrize("command", ["check", "sizes"])
+def test_faults_are_json_when_that_is_asked_for(command, tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text(FILE + "batch:\n  glbal_batch_size: 3\n")
+
+    assert run([command, str(tmp_path), "--json"]) == 2  # a run directory stands for its run.yaml
+    (fault,) = json.loads(capsys.readouterr().out)["faults"]
+    assert (fault["key"], fault["line"]) == ("batch.glbal_batch_size", 6)
+    assert "did you mean" in fault["reason"]
+
+
+def test_without_an_answering_cluster_it_is_not_said_to_have_been_asked(tmp_path, capsys, monkeypatch):
+    (tmp_path / "run.yaml").write_text(FILE)
+    away = AnsweringSlurm(error=SlurmCommandError(("squeue",), 1, "squeue: fatal: Could not establish a configuration"))
+    monkeypatch.setattr("slurm_elastic.slurm.command_client.CommandSlurm", lambda: away)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+
+    assert run(["check", str(tmp_path / "run.yaml")]) == 1
+    said = capsys.readouterr().out
+    assert "no Slurm can be reached from here" in said and "SLURM_CONF" in said
+    assert said.rstrip().endswith("the cluster did not answer")
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "said"),
+    [
+        ("[python, gone.py]", "run.command", "there is no"),
+        ("[./gone]", "run.command", "there is no"),
+        ('["python train.py"]', "run.command", "one word with blanks"),
+        ("[python, there.py]", "", ""),
+        ("[python, -m, module]", "", ""),
+    ],
+)
+def test_files_that_the_command_names_are_looked_for(command, key, said, tmp_path, capsys):
+    (tmp_path / "there.py").touch()
+    (tmp_path / "run.yaml").write_text(FILE.replace("[python]", command))
+
+    assert run(["check", "--offline", "--json", str(tmp_path / "run.yaml")]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [each["key"] for each in found] == ([key] if key else [])
+    assert all(said in each["message"] for each in found)
+
+
+def test_a_workdir_that_is_missing_is_a_warning(tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text(FILE.replace("[python]", "[python, train.py], workdir: nowhere"))
+
+    assert run(["check", "--offline", str(tmp_path / "run.yaml")]) == 0
+    assert f"warning: run.workdir: there is no folder {tmp_path}/nowhere" in capsys.readouterr().out

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 
 import pytest
 from run_on_disk import make_run
 
+from slurm_elastic.cli.events import KINDS
 from slurm_elastic.cli.main import run as command
 from slurm_elastic.observe.events import EventLog
 
@@ -57,3 +59,22 @@ def test_follow_shows_what_comes_and_ends_with_the_run(run_path: Path, capsys: p
 def test_a_run_without_events_yet_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["events", str(make_run(tmp_path / "new", status=None).path)]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_an_unknown_kind_is_refused_with_those_that_there_are(
+    run_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["events", str(run_path), "--kind", "transitions"]) == 2
+    said = capsys.readouterr().err
+    assert "did you mean transition?" in said and "checkpoint" in said
+
+
+def test_every_kind_that_is_written_can_be_asked_for_and_is_documented() -> None:
+    root = Path(__file__).parents[3]
+    sources = "".join(path.read_text() for path in (root / "slurm_elastic" / "supervisor").glob("*.py"))
+    written = set(re.findall(r'note\(\s*"(\w+)"', sources))
+    documented = (root / "docs" / "cli.md").read_text()
+
+    assert len(written) > 8
+    assert written <= set(KINDS)
+    assert [kind for kind in KINDS if f"`{kind}`" not in documented] == []

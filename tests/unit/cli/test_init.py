@@ -64,3 +64,12 @@ def test_a_name_cannot_break_the_file(name, tmp_path):
 def test_a_folder_that_is_missing_is_a_clear_error(tmp_path, capsys):
     assert run(["init", str(tmp_path / "no" / "run.yaml")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"), [(["--nodes", "8-2"], "--nodes"), (["--nodes", "0-3"], "--nodes"), (["--gpus", "-1"], "--gpus")]
+)
+def test_a_flag_that_makes_no_valid_file_is_named(words, flag, tmp_path, capsys):
+    assert run(["init", *words, str(tmp_path / "x.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {flag} ") and "x.yaml" not in said

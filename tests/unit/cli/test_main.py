@@ -9,7 +9,7 @@ import click
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.errors import SlurmUnknown, UserMistake
+from slurm_elastic.errors import SlurmCommandError, SlurmUnknown, UserMistake, WireError
 
 
 def fails_with(monkeypatch, error: BaseException) -> None:
@@ -94,3 +94,25 @@ def test_tab_completion_knows_the_commands():
         [sys.executable, "-m", "slurm_elastic.cli.main"], env=environment, capture_output=True, text=True, timeout=30
     )
     assert "status" in done.stdout and "stop" in done.stdout
+
+
+NO_CLUSTER = """squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+squeue: error: fetch_config: DNS SRV lookup failed
+squeue: fatal: Could not establish a configuration source"""
+
+
+def test_without_a_cluster_it_is_said_in_one_line(monkeypatch, capsys):
+    fails_with(monkeypatch, SlurmCommandError(("squeue", "-a", "-O", "x" * 250), 1, NO_CLUSTER))
+
+    assert main.run(["sizes"]) == 3
+    first, fix = capsys.readouterr().err.splitlines()
+    assert first == "error: no Slurm can be reached from here"
+    assert "SLURM_CONF" in fix
+
+
+@pytest.mark.parametrize("error", [SlurmUnknown("`squeue` gave no answer"), UserMistake("wrong"), WireError("odd")])
+def test_every_error_has_a_fix(error, monkeypatch, capsys):
+    fails_with(monkeypatch, error)
+
+    assert main.run(["sizes"]) == error.exit_code
+    assert "\n  fix: " in capsys.readouterr().err

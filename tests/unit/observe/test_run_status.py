@@ -96,3 +96,11 @@ def test_refused_peers_and_warnings_are_shown_with_their_counts(state: State, fi
     first, second = status_of(state, noisy).problems
     assert first.problem == "refused connections from 10.0.0.8 (7), 10.0.0.9 (3)"
     assert (second.kind, second.problem) == ("warning", "handler replaced")
+
+
+@pytest.mark.parametrize("phase", ["finished", "stopped", "failed"])
+def test_of_a_run_that_is_over_nothing_is_left(phase: Any, state: State, figures: Figures) -> None:
+    shown = status_of(msgspec.structs.replace(state, phase=phase), figures)
+
+    assert (shown.jobs, shown.nodes, shown.workers, shown.pending_companions) == ((), 0, 0, 0)
+    assert (shown.state, shown.standby) == (phase, None)

@@ -6,7 +6,8 @@ import pytest
 
 from slurm_elastic import config
 from slurm_elastic.cli import main
-from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.cli.submitted import not_reported
+from slurm_elastic.rundir import RunDirectory, replace_json
 from slurm_elastic.slurm import command_client, run_jobs
 from slurm_elastic.testing.memory_slurm import MemorySlurm
 
@@ -117,7 +118,8 @@ def test_a_run_that_may_still_run_is_not_submitted_again_and_keeps_its_settings(
     yaml.write_text(YAML.replace("max_nodes: 4", "max_nodes: 6"))
 
     assert submit(yaml) == 2
-    assert f"running already: base job 1 is {state}" in capsys.readouterr().err
+    how = "waits in the queue" if state == "PENDING" else "is running"
+    assert f"{how} already: base job 1 is {state}" in capsys.readouterr().err
     assert list(slurm.known_jobs) == [1]
     assert run.config.read_text() == before
 
@@ -168,8 +170,37 @@ def test_a_single_job_of_either_launcher(slurm, yaml, launcher, template, capsys
 def test_a_run_that_has_just_stopped_is_given_the_time_to_leave(slurm, yaml, run, monkeypatch):
     submit(yaml)
     slurm.end(1, "COMPLETING")
-    monkeypatch.setattr("slurm_elastic.observe.status.read_status", lambda path: SimpleNamespace(state="stopped"))
+    stopped = SimpleNamespace(state="stopped", supervisor=SimpleNamespace(epoch=1))
+    monkeypatch.setattr("slurm_elastic.observe.status.read_status", lambda path: stopped)
+    monkeypatch.setattr("slurm_elastic.cli.submitted.read_status", lambda path: stopped)
     monkeypatch.setattr("slurm_elastic.cli.submit.time.sleep", lambda _: slurm.end(1, "COMPLETED"))
 
     assert submit(yaml) == 0
     assert list(slurm.known_jobs) == [1, 2]
+
+
+def test_the_submitted_job_is_written_down(slurm, yaml, run):
+    run.create()
+    replace_json(run.endpoint, {"epoch": 4, "job_id": 9})
+    submit(yaml)
+
+    submitted = not_reported(run)
+    assert (submitted.job_id, submitted.after_epoch) == (1, 4)
+
+
+def test_a_job_that_starts_after_a_stop_is_not_taken_for_one_that_leaves(slurm, yaml, run, monkeypatch, capsys):
+    submit(yaml)
+    slurm.start(1, "n1")
+    monkeypatch.setattr("slurm_elastic.observe.status.read_status", lambda path: SimpleNamespace(state="stopped"))
+    monkeypatch.setattr("slurm_elastic.cli.submit.time.sleep", lambda _: pytest.fail("it waits for its end"))
+
+    assert submit(yaml) == 2
+    assert "is running already: base job 1 is RUNNING" in capsys.readouterr().err
+
+
+def test_faults_of_the_file_are_json_when_that_is_asked_for(slurm, yaml, capsys):
+    yaml.write_text(YAML + "  max_nods: 3\n")
+
+    assert submit(yaml, "--json") == 2
+    (fault,) = json.loads(capsys.readouterr().out)["faults"]
+    assert (fault["key"], fault["line"]) == ("elastic.max_nods", 12)

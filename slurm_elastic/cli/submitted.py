@@ -1,0 +1,90 @@
+"""<run>/submitted.json: the base job that `submit` sent, for the time until its supervisor reports.
+
+Until then endpoint.json and status.json are those of the run's former life, or missing. A report counts as newer by
+its epoch, which grows with every supervisor of a run: no clock is compared with another machine's.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_elastic.cli.no_slurm import for_people
+from slurm_elastic.errors import RunDirectoryError, SlurmElasticError
+from slurm_elastic.observe.status import Status, read_status
+from slurm_elastic.rundir import RunDirectory, replace_text
+from slurm_elastic.slurm.api import Job, SlurmClient
+
+FILE = "submitted.json"
+BASE = "base-"  # start of the submit tokens of base jobs
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    job_id: int
+    time: float
+    after_epoch: int = 0  # that of the last supervisor before it
+    cancelled: bool = False  # by `stop`, before it started
+
+
+class _Endpoint(msgspec.Struct, frozen=True):
+    """What matters here of endpoint.json."""
+
+    epoch: int = 0
+    job_id: int = 0
+
+
+def last_epoch(run: RunDirectory) -> int:
+    """The epoch of the newest supervisor so far; to be asked before the submission."""
+    status = _readable_status(run)
+    return max(_endpoint(run).epoch, status.supervisor.epoch if status else 0)
+
+
+def record(run: RunDirectory, submitted: Submitted) -> None:
+    """Durable when it returns."""
+    replace_text(run.path / FILE, msgspec.json.encode(submitted).decode() + "\n")
+
+
+def read_submitted(run: RunDirectory) -> Submitted | None:
+    """What was submitted last, whatever became of it. Raises RunDirectoryError when it cannot be read."""
+    path = run.path / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Submitted)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as broken:
+        raise RunDirectoryError(f"cannot read {path}: {broken}", fix=f"remove {path}") from broken
+
+
+def not_reported(run: RunDirectory) -> Submitted | None:
+    """The submitted base job while no supervisor of it has reported: what the run's files say is older then."""
+    submitted = read_submitted(run)
+    if submitted is None or submitted.cancelled:
+        return None
+    status = read_status(run.status)
+    if status is None:
+        return submitted
+    epoch, endpoint = status.supervisor.epoch, _endpoint(run)
+    theirs = endpoint.job_id == submitted.job_id and endpoint.epoch == epoch
+    return None if theirs or epoch > submitted.after_epoch else submitted
+
+
+def ask_slurm(submitted: Submitted, slurm: SlurmClient) -> Job | str | None:
+    """The job; None when Slurm does not know it any more; why Slurm cannot be asked."""
+    try:
+        return next(iter(slurm.jobs((submitted.job_id,))), None)
+    except SlurmElasticError as away:
+        return (for_people(away)[0].splitlines() or [""])[0]
+
+
+def _endpoint(run: RunDirectory) -> _Endpoint:
+    """Nothing in it that cannot be read matters here: the supervisor itself complains about such a file."""
+    try:
+        return msgspec.json.decode(run.endpoint.read_bytes(), type=_Endpoint)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return _Endpoint()
+
+
+def _readable_status(run: RunDirectory) -> Status | None:
+    try:
+        return read_status(run.status)
+    except RunDirectoryError:
+        return None
