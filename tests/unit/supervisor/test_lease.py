@@ -75,3 +75,19 @@ def test_the_ghost_of_an_earlier_start_of_the_same_job_does_not_get_an_epoch(tmp
     with pytest.raises(Superseded, match="restart 1 of job 5"):
         claim(run, claimant(restart_count=0))
     assert claim(run, claimant(job_id=6)).epoch == 2
+
+
+@pytest.mark.parametrize("damage", ["", "{torn", "[]", '{"epoch": "x"}'])
+def test_a_damaged_endpoint_json_is_written_anew(tmp_path: Path, damage: str) -> None:
+    run = RunDirectory(tmp_path)
+    lease = claim(run, claimant())
+    lease.publish("10.0.0.1", 4000)
+    lease.check()
+    run.endpoint.write_text(damage)
+
+    lease.check()
+    assert read_endpoint(run)["host"] == "10.0.0.1"
+    run.endpoint.write_text(damage)
+    assert claim(run, claimant()).epoch == 2
+    with pytest.raises(Superseded):
+        lease.check()
