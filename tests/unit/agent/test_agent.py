@@ -139,7 +139,7 @@ def test_the_first_failing_worker_is_named_with_the_end_of_its_log(stage: Stage)
     stage.order(m.Launch(epoch=1, generation=4, nodes=("n1",)))
     ended = stage.next_of(m.StepEnded)
     assert (ended.exit_code, ended.signal) == (3, 0)
-    assert ended.detail == "n1-1: Exited with exit code 3\nValueError: bad"
+    assert ended.detail == "n1-1: ValueError: bad (see logs/gen-0004/n1-1.log)\nValueError: bad"
 
 
 def test_a_step_that_cannot_be_started_is_reported(stage: Stage) -> None:
