@@ -43,6 +43,7 @@ class Worker(threading.Thread):
         self.ended = ended
         self.killed = threading.Event()
         self.frozen = False
+        self.drain: m.Drain | None = None
         self.ordered_to_end = threading.Event()
         self.vanished = False  # power loss: nobody says anything any more
 
@@ -88,6 +89,8 @@ class Worker(threading.Thread):
                 continue
             if isinstance(arrival, (*kinds, m.Fenced)):
                 return arrival
+            if isinstance(arrival, m.Drain):
+                self.drain = arrival  # it came while we waited for something else
         return None
 
     def _life(self) -> int:
@@ -112,7 +115,7 @@ class Worker(threading.Thread):
         leader = gate.global_rank == 0
         while not self.killed.is_set():
             time.sleep(STEP_S)
-            order: object = None
+            order: object = self.drain
             while not channel.inbox.empty():
                 arrival = channel.inbox.get()
                 order = arrival if isinstance(arrival, m.Drain | m.Fenced) else order
