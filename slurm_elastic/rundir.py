@@ -5,8 +5,11 @@
           checkpoints/step-00001200/  checkpoints/latest
           logs/gen-0003/<node>-<local_rank>.log   logs/supervisor.log   logs/agent-<job>.log   logs/slurm-<job>.out
           jobs/              batch scripts as they were submitted
+          submitted.json     the base job that was submitted last
+          gate.json          ranks and checkpoint of the generation whose gate was opened last
+          epochs/            one empty file per start of a supervisor: who creates it owns the epoch
 
-Only the supervisor writes journal, events, ledger, status, DONE and endpoint.
+Only the supervisor writes journal, events, ledger, status, gate, DONE and endpoint; `submit` writes submitted.json.
 """
 
 from __future__ import annotations

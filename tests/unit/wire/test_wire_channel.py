@@ -50,7 +50,8 @@ def test_hello_welcome_messages_and_orders_pass(rig: ServerThread) -> None:
     rig.soon(handler.links[0].send, m.Fenced(generation=3, reason="over"))
     assert next_of(channel.inbox, m.Fenced).reason == "over"
     channel.close()
-    assert handler.ends.get(timeout=5) == "the peer closed the connection"
+    # (a reset, where an answer to a beat was on its way)
+    assert handler.ends.get(timeout=5).startswith(("the peer closed the connection", "connection lost"))
 
 
 def test_beats_carry_the_step_and_keep_the_connection(rig: ServerThread) -> None:
