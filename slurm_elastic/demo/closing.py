@@ -13,11 +13,9 @@ from slurm_elastic.demo.stage import Stage
 from slurm_elastic.demo.text import load_text, split
 from slurm_elastic.observe.events import read_events
 from slurm_elastic.observe.ledger import LedgerLine, read_ledger
+from slurm_elastic.observe.plot import curve
 from slurm_elastic.observe.summary import Summary, report, summary_of
 from slurm_elastic.rundir import replace_text
-
-PLOT_WIDTH = 72
-PLOT_HEIGHT = 12
 
 
 def summarise(stage: Stage, reference: Reference) -> tuple[Summary, tuple[LedgerLine, ...]]:
@@ -59,24 +57,6 @@ def verdict(summary: Summary) -> str:
 
 
 def plot(lines: Sequence[LedgerLine]) -> str:
-    """Training loss over steps, and under it the number of workers, in plain characters."""
-    known = [line for line in lines if line.loss is not None]
-    if len(known) < 2:
-        return "(too few steps for a plot)"
-    columns = [_column(known, at) for at in range(PLOT_WIDTH)]
-    losses = [sum(line.loss or 0.0 for line in column) / len(column) for column in columns]
-    low, high = min(losses), max(losses)
-    scale = (PLOT_HEIGHT - 1) / ((high - low) or 1.0)
-    heights = [round((loss - low) * scale) for loss in losses]
-    rows = []
-    for level in range(PLOT_HEIGHT - 1, -1, -1):
-        mark = f"{low + level / scale:5.2f} |" if level % 3 == 0 else "      |"
-        rows.append(mark + "".join("*" if height == level else " " for height in heights).rstrip())
-    workers = "".join(str(column[-1].world) if column[-1].world < 10 else "+" for column in columns)
-    axis = f"      +{'-' * PLOT_WIDTH}\nworkers {workers[1:]}  ({known[-1].step} steps)"
-    return "\n".join(["loss in nats per byte", *rows, axis])
-
-
-def _column(lines: Sequence[LedgerLine], at: int) -> Sequence[LedgerLine]:
-    start = at * len(lines) // PLOT_WIDTH
-    return lines[start : max(start + 1, (at + 1) * len(lines) // PLOT_WIDTH)]
+    """Training loss over steps."""
+    losses = [line.loss for line in lines if line.loss is not None]
+    return f"loss in nats per byte\n{curve(losses, label=f'{len(losses)} steps')}"

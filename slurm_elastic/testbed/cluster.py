@@ -31,7 +31,6 @@ from slurm_elastic.testbed.place import (
     default_directory,
     exclusive,
     read_marker,
-    write_marker,
 )
 from slurm_elastic.testbed.processes import recorded
 
@@ -192,11 +191,6 @@ class Cluster(Faults):
     def _is_running(self, place: Place, options: Options) -> bool:
         here = Cluster(place.name, options, directory=place.directory)
         return here.health().whole
-
-    def _take_options(self, options: Options) -> None:
-        write_marker(self.place, options)
-        bringup.write_slurm_conf(self.place, options)
-        self._options = options
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:
         return exclusive(str(self._directory), LOCK_S)

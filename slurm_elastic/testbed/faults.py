@@ -12,8 +12,10 @@ from pathlib import Path
 import slurm_elastic
 from slurm_elastic.errors import TestbedError, UserMistake
 from slurm_elastic.testbed.access import Access
+from slurm_elastic.testbed.bringup import write_slurm_conf
 from slurm_elastic.testbed.daemons import descendants
 from slurm_elastic.testbed.options import Notice, Options, PreemptMode
+from slurm_elastic.testbed.place import write_marker
 from slurm_elastic.testbed.processes import Running, recorded, running, start
 
 BALLAST = "ballast"
@@ -206,7 +208,9 @@ class Faults(Access):
 
     def _take_options(self, options: Options) -> None:
         """Make these the options of the testbed, in its files too."""
-        raise NotImplementedError
+        write_marker(self.place, options)
+        write_slurm_conf(self.place, options)
+        self._options = options
 
     def _on(self, node: str | None) -> Callable[[Running], bool]:
         """Whether a process is on a node (None: on any)."""
