@@ -21,6 +21,7 @@ LAYER = {
     "slurm": 2,
     "wire": 2,
     "checkpoint": 2,
+    "migrate": 2,
     "observe": 2,
     "testing": 3,
     "training": 3,
