@@ -58,7 +58,8 @@ class ProbeAnswer(Message, frozen=True, kw_only=True, tag="probe_answer"):
 
 
 class WorkerHello(Message, frozen=True, kw_only=True, tag="worker_hello"):
-    """`stage`: "gate" (imports done, waiting for ranks), "training" (the library inside the script) or "notice".
+    """`stage`: "gate" (imports done, waiting for ranks), "standby" (model built, waiting for a seat), "training" (the
+    library inside the script) or "notice".
 
     "notice" is a connection for one WorkerNotice, beside whatever else this worker has.
     """
@@ -73,6 +74,9 @@ class WorkerHello(Message, frozen=True, kw_only=True, tag="worker_hello"):
     epoch: int = 0  # of the supervisor that opened the gate
     global_rank: int = -1
     job_id: int = 0
+    launch: int = 0  # the generation this process was started for; 0: `generation`
+    live: bool = False  # the script uses level 2: it can regroup in place
+    store_port: int = 0  # of the TCPStore that this process keeps for its whole life; 0: none
 
 
 class StepDone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,6 +125,32 @@ class Leaving(Message, frozen=True, kw_only=True, tag="leaving"):
     generation: int
     why: str
     step: int
+
+
+class Stumbled(Message, frozen=True, kw_only=True, tag="stumbled"):
+    """A collective failed: a peer is gone, perhaps. This worker has `step` committed steps and waits for Regroup."""
+
+    generation: int
+    step: int
+    error: str = ""
+
+
+class Regrouped(Message, frozen=True, kw_only=True, tag="regrouped"):
+    """This worker has its place and its state in `generation` and goes on after `step`. Figures are its own."""
+
+    generation: int
+    step: int
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    moved_s: float = 0.0
+    regroup_s: float = 0.0  # from the boundary (or the error) to here
+
+
+class RegroupFailed(Message, frozen=True, kw_only=True, tag="regroup_failed"):
+    """This worker cannot get into `generation` (a shard is gone everywhere, a build failed): go on from a checkpoint."""
+
+    generation: int
+    reason: str
 
 
 class Warned(Message, frozen=True, kw_only=True, tag="warned"):
@@ -189,6 +219,34 @@ class Gate(Message, frozen=True, kw_only=True, tag="gate"):
     restart_count: int  # of the run: generations before this one
     resume: str = ""  # directory name of the checkpoint to load; "" = from the start
     resume_step: int = 0
+    standby: bool = False  # run the script, but wait for a seat: ranks are provisional, nothing is resumed
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One process."""
+
+    launch: int
+    node: str
+    local_rank: int = 0
+
+
+class Regroup(Message, frozen=True, kw_only=True, tag="regroup"):
+    """Go into `generation` in place. `seats`: its workers by global rank. `departing`: hand over, then leave.
+
+    A repeat, or one with a lower generation than a worker knows, is ignored; a higher one replaces it at any time.
+    """
+
+    epoch: int
+    generation: int
+    before: int  # generation of the survivors
+    seats: tuple[Seat, ...]
+    departing: tuple[Seat, ...] = ()
+    reason: str = ""
+    planned: bool = True  # False: somebody was lost; do not wait for a boundary
+    deadline: float | None = None  # Unix seconds: departing workers are gone then
+    store_addr: str = ""  # of the first seat
+    store_port: int = 0
+    ledger_step: int = 0  # last step that the supervisor has
 
 
 class Drain(Message, frozen=True, kw_only=True, tag="drain"):
@@ -251,6 +309,9 @@ AnyMessage = (
     | Saved
     | SaveFailed
     | Leaving
+    | Stumbled
+    | Regrouped
+    | RegroupFailed
     | Warned
     | WorkerNotice
     | Launch
@@ -258,6 +319,7 @@ AnyMessage = (
     | Probe
     | Release
     | Gate
+    | Regroup
     | Drain
     | Published
     | Fenced
