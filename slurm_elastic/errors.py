@@ -13,6 +13,7 @@ SlurmElasticError                 exit code 1
 │   └── PeerClosed                1   the connection ended
 ├── CheckpointError               1   incomplete, corrupt, or not ours
 │   └── CheckpointVersionError    1   written by another release: neither loaded nor called corrupt
+├── RegroupError              1   a worker cannot get into the next generation in place
 ├── RequestNotTaken               1   a running supervisor did not do what the command line asked, in time
 ├── TestbedError                  1   the cluster on this machine could not be made to do it
 └── MissingDependency             1   an optional package or program is needed for this
@@ -109,6 +110,10 @@ class CheckpointError(SlurmElasticError):
 
 class CheckpointVersionError(CheckpointError):
     """A checkpoint of another release. It may be fine, so it is never marked bad and never skipped."""
+
+
+class RegroupError(SlurmElasticError):
+    """This worker cannot get into the next generation in place: a peer is missing, or state is gone everywhere."""
 
 
 class RequestNotTaken(SlurmElasticError):

@@ -1,0 +1,96 @@
+"""Process groups that come and go within one process, and a way out for a thread that is stuck in one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch.distributed as dist
+
+log = logging.getLogger(__name__)
+
+
+class Sockets:
+    """The connections of a generation's groups, noted while the groups are made, to be cut when a peer is lost.
+
+    gloo's abort does not free a thread that waits for a silent peer; an end of its connections does, at once. What is
+    noted are all connections that this process opened meanwhile, but for those to its own store at `store_port`.
+    """
+
+    def __init__(self, store_port: int) -> None:
+        self._store_port = store_port
+        self._held: list[socket.socket] = []
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        before = _inodes()
+        yield
+        for inode, descriptor in _inodes().items():
+            if inode not in before and (ours := self._connection(descriptor)) is not None:
+                self._held.append(ours)
+
+    def cut(self) -> None:
+        """From any thread: whoever waits for a peer on one of them gets an error."""
+        for held in self._held:
+            with contextlib.suppress(OSError):  # closed by the other side already
+                held.shutdown(socket.SHUT_RDWR)
+
+    def forget(self) -> None:
+        """The groups are gone."""
+        for held in self._held:
+            held.close()
+        self._held.clear()
+
+    def _connection(self, descriptor: int) -> socket.socket | None:
+        """A duplicate of an established connection; None for a listener, our store's side, or one that is gone."""
+        try:
+            duplicate = socket.socket(fileno=os.dup(descriptor))
+        except OSError:
+            return None
+        try:
+            if not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                duplicate.getpeername()
+                if duplicate.getsockname()[1] != self._store_port:
+                    return duplicate
+        except (OSError, IndexError):
+            pass
+        duplicate.close()
+        return None
+
+
+def _inodes() -> dict[str, int]:
+    """Sockets of this process: inode to descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:"):
+                found[target] = int(name)
+    return found
+
+
+def make_default_group(
+    store: dist.Store, generation: int, rank: int, size: int, backend: str, timeout_s: float
+) -> None:
+    """The default process group of a generation. All its workers call this together."""
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"group-{generation}", store),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def end_groups() -> None:
+    """All process groups of this process, whatever state they are in."""
+    if not dist.is_initialized():
+        return
+    try:
+        dist.destroy_process_group()
+    except RuntimeError as broken:  # of a group whose peers are gone
+        log.warning("the old process group did not end cleanly: %s", broken)
