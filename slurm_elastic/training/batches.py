@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -73,18 +73,38 @@ class Batch:
         modules: tuple[torch.nn.Module, ...],
         fetch: Callable[[int, int], Any],
         on_commit: Callable[[Batch], None],
+        survives: Callable[[BaseException], bool] = lambda error: False,
     ) -> None:
-        """`seed` None: leave random generators alone. `fetch`: (step, number of the micro-batch) -> data."""
+        """`seed` None: leave random generators alone. `fetch`: (step, number of the micro-batch) -> data.
+
+        `survives`: whether an error inside `with batch:` is the loss of a peer that this worker lives through.
+        """
         self.step = step
         self.all_indices = all_indices
         self.plan = plan
         self.fetch = fetch
         self.loss: torch.Tensor | float | None = None  # this rank's part of the mean over the global batch
         self.is_committed = False
+        self.is_lost = False  # a peer went away in the middle: the step will be done again
         self._global_rank = global_rank
         self._seed = seed
         self._modules = modules
         self._on_commit = on_commit
+        self._survives = survives
+
+    def __enter__(self) -> Self:
+        """`with batch:` around forward, backward and optimizer step: the step is committed at its end.
+
+        At level 2 a peer that is lost inside does not end the script: the step is offered again, by those who are left.
+        """
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if error is None:
+            self.commit()
+            return False
+        self.is_lost = not self.is_committed and self._survives(error)
+        return self.is_lost
 
     @property
     def size(self) -> int:
