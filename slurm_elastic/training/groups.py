@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -65,11 +66,11 @@ class Sockets:
 def _inodes() -> dict[str, int]:
     """Sockets of this process: inode to descriptor."""
     found = {}
-    for name in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")
+            target = str(descriptor.readlink())
             if target.startswith("socket:"):
-                found[target] = int(name)
+                found[target] = int(descriptor.name)
     return found
 
 
