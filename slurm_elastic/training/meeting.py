@@ -18,7 +18,7 @@ _LOOK_EVERY_S = 0.5  # how often somebody who waits looks whether it still makes
 
 
 class OwnStore:
-    """The store that this process keeps for its whole life. The first of a generation has the others meet at its own."""
+    """The store that this process keeps for its whole life: where others meet when it is the first of a generation."""
 
     def __init__(self, address: str) -> None:
         """`address`: where the others reach this host. The port is chosen by the system."""
