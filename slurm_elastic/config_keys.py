@@ -48,6 +48,9 @@ MEANING = {
     "elastic.replica_increment_step": "Allowed sizes are min_nodes, min_nodes + step, and so on up to max_nodes.",
     "elastic.replica_discrete_values": "Instead of the step: exactly these numbers of nodes are allowed.",
     "elastic.companion_nodes": "Nodes of one companion job.",
+    "elastic.transition": "How a run changes over. `auto`: workers keep their memory and change in place if the script "
+    "uses `run.build`, else all are started anew from a checkpoint. `live`: the same, and a script that cannot is told "
+    "so. `relaunch`: always anew.",
     "elastic.qos": "QOS of companions: one that more important work preempts.",
     "elastic.partition": "Partition of companions. Default: the base job's.",
     "elastic.time": "Time limit of companions; short ones start sooner. Default: the partition's.",

@@ -44,6 +44,7 @@ class Elastic(Section, frozen=True, kw_only=True):
     replica_increment_step: int = 1
     replica_discrete_values: tuple[int, ...] = ()  # allowed numbers of nodes; excludes the step
     companion_nodes: int = 1
+    transition: Literal["auto", "live", "relaunch"] = "auto"
     qos: str = ""
     partition: str = ""
     time: float | None = None

@@ -14,6 +14,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     job_id: int
+    launch: int = 0  # number of the step that holds its workers; 0: the generation's own
 
 
 class SubmitCompanion(Order, frozen=True, kw_only=True, tag="submit_companion"):
@@ -33,11 +34,13 @@ class CancelJob(Order, frozen=True, kw_only=True, tag="cancel_job"):
 class LaunchWorkers(Order, frozen=True, kw_only=True, tag="launch_workers"):
     """Start the workers of `generation` on these nodes, through the agents of their jobs.
 
-    They import what they need and wait at the gate: no rank, no process group, no GPU memory yet.
+    They import what they need and wait at the gate: no rank, no process group, no GPU memory yet. `standby`: they
+    pass the gate at once, build their model and wait for a seat in the generation that trains.
     """
 
     generation: int
     members: tuple[Member, ...]  # only the nodes to be launched, in any order
+    standby: bool = False
 
 
 class OpenGate(Order, frozen=True, kw_only=True, tag="open_gate"):
@@ -48,6 +51,21 @@ class OpenGate(Order, frozen=True, kw_only=True, tag="open_gate"):
 
     generation: int
     members: tuple[Member, ...]
+
+
+class Regroup(Order, frozen=True, kw_only=True, tag="regroup"):
+    """Let running workers become `generation` in place: ranks by order of `members`, all with their launches.
+
+    `departing` hand over what only they hold, then leave. From now on this is the live generation.
+    """
+
+    generation: int
+    members: tuple[Member, ...]
+    departing: tuple[Member, ...] = ()
+    before: int = 0  # the last generation that was complete
+    reason: str = ""
+    deadline: float | None = None  # when departing workers are gone
+    planned: bool = True  # false: somebody was lost, there is no boundary to wait for
 
 
 class DrainWorkers(Order, frozen=True, kw_only=True, tag="drain_workers"):
@@ -126,6 +144,7 @@ Action = (
     | CancelJob
     | LaunchWorkers
     | OpenGate
+    | Regroup
     | DrainWorkers
     | KillWorkers
     | ProbeNode

@@ -26,7 +26,7 @@ def tend(turn: Turn) -> None:
 def _end_leftovers(turn: Turn, allocation: Allocation) -> None:
     """Workers of a generation that is over must end before their node is used; they are told again until they do."""
     current = ours(turn.state)
-    old = tuple(step for step in allocation.steps if step.generation not in current)
+    old = tuple(step for step in allocation.steps if not current.has(step))
     if not old or allocation.contact != "joined" or allocation.suspended or allocation.released_at is not None:
         return
     if allocation.killed_at is not None and turn.now < allocation.killed_at + turn.policy.kill_timeout:
@@ -56,7 +56,8 @@ def _give_back(turn: Turn, allocation: Allocation) -> None:
 
 
 def _works(state: State, allocation: Allocation) -> bool:
-    return any(step.generation in ours(state) for step in allocation.steps)
+    current = ours(state)
+    return any(current.has(step) for step in allocation.steps)
 
 
 def _cancel(turn: Turn, allocation: Allocation, reason: str) -> None:

@@ -99,7 +99,10 @@ class CompanionRefused(Fact, frozen=True, kw_only=True, tag="companion_refused")
 
 
 class NodeReady(Fact, frozen=True, kw_only=True, tag="node_ready"):
-    """All workers of `generation` on `node` are up, have their imports done and wait at the gate."""
+    """All workers of `generation` on `node` are up and wait: at the gate, or as a standby for a seat.
+
+    Here and in the other facts about a node's workers, `generation` is the one they were launched for.
+    """
 
     generation: int
     node: str
@@ -122,6 +125,33 @@ class WorkerLost(Fact, frozen=True, kw_only=True, tag="worker_lost"):
     generation: int
     node: str
     reason: str
+
+
+class GenerationElastic(Fact, frozen=True, kw_only=True, tag="generation_elastic"):
+    """All workers of `generation` said that they can regroup in place."""
+
+    generation: int
+
+
+class GenerationRegrouped(Fact, frozen=True, kw_only=True, tag="generation_regrouped"):
+    """All workers of `generation` have their place and their state in it; they go on after `step`."""
+
+    generation: int
+    step: int = 0
+
+
+class RegroupFailed(Fact, frozen=True, kw_only=True, tag="regroup_failed"):
+    """A worker cannot get into `generation`: only a checkpoint helps."""
+
+    generation: int
+    reason: str
+
+
+class GenerationStumbled(Fact, frozen=True, kw_only=True, tag="generation_stumbled"):
+    """A collective of `generation` (or of the regroup into it) failed; its workers wait for what they are told."""
+
+    generation: int
+    reason: str = ""
 
 
 class NodeProbed(Fact, frozen=True, kw_only=True, tag="node_probed"):
@@ -180,6 +210,10 @@ Event = (
     | NodeReady
     | NodeEnded
     | WorkerLost
+    | GenerationElastic
+    | GenerationRegrouped
+    | RegroupFailed
+    | GenerationStumbled
     | NodeProbed
     | GenerationStepping
     | CheckpointCommitted

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from slurm_elastic.machine.actions import Member
-from slurm_elastic.machine.nodes import usable
+from slurm_elastic.machine.regrouping import available, change
 from slurm_elastic.machine.state import State
-from slurm_elastic.machine.transitions import launch
 from slurm_elastic.machine.turn import Turn
 
 FIRST_STEP_S = 60.0  # a script that reports no steps may be changed this long after its start
@@ -16,7 +15,7 @@ def grow(turn: Turn) -> None:
     live = state.live
     if live is None or not live.well or state.next is not None or state.ending or state.over:
         return
-    there = usable(state)
+    there = available(state)
     size = state.policy.size_for(min(len(there), state.wanted_nodes))
     if size <= len(live.members):
         turn.change(parked_since=None)
@@ -27,7 +26,7 @@ def grow(turn: Turn) -> None:
         turn.change(parked_since=turn.now)
     if may_grow(turn.state, there[:size], turn.now):
         reason = f"{size - len(live.members)} more nodes are there"
-        launch(turn, there[:size], reason, planned=True, chosen=True)
+        change(turn, there[:size], reason, planned=True, chosen=True)
         turn.change(parked_since=None)
 
 
@@ -46,7 +45,7 @@ def may_grow(state: State, members: tuple[Member, ...], now: float) -> bool:
 
 def has_settled(state: State, now: float) -> bool:
     live = state.live
-    if live is None or live.opened_at is None:
+    if live is None or live.opened_at is None or live.regrouping:
         return False
     return live.stepping or now >= live.opened_at + min(FIRST_STEP_S, state.policy.scaling_timeout)
 

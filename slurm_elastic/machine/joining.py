@@ -17,6 +17,7 @@ from slurm_elastic.machine.actions import (
 from slurm_elastic.machine.ending import stop_order
 from slurm_elastic.machine.events import AgentJoined, AgentLost, StepHeld, SupervisorStarted
 from slurm_elastic.machine.nodes import earliest_deadline
+from slurm_elastic.machine.regrouping import regroup_order
 from slurm_elastic.machine.state import Allocation, Vanished
 from slurm_elastic.machine.turn import Turn
 
@@ -100,6 +101,8 @@ def _order_again(turn: Turn) -> None:
     for allocation in turn.state.allocations:
         if allocation.released_at is not None and allocation.role != "base":
             turn.order(CancelJob(job_id=allocation.job_id, reason="released by the supervisor before this one"))
+    if turn.state.live is not None and turn.state.live.regrouping and turn.state.live.killed_at is None:
+        turn.order(regroup_order(turn.state.live, turn.state))
 
 
 def agent_joined(turn: Turn, event: AgentJoined) -> None:
@@ -139,7 +142,7 @@ def _end_strangers(turn: Turn, event: AgentJoined) -> None:
     """Workers of a generation that is over write nothing more and leave."""
     live, following = turn.state.live, turn.state.next
     for step in event.steps:
-        is_live = live is not None and step.generation == live.number and live.killed_at is None
+        is_live = live is not None and live.has(step.generation, step.node) and live.killed_at is None
         is_next = following is not None and step.generation == following.number and step.node in following.nodes
         if not is_live and not is_next:
             reason = "its generation is over"
@@ -152,11 +155,12 @@ def _account_for_live(turn: Turn, known: Allocation, event: AgentJoined) -> None
     live = turn.state.live
     if live is None:
         return
-    held = {step.node for step in event.steps if step.generation == live.number}
+    steps = {(step.generation, step.node) for step in event.steps}
+    held = {m.node for m in live.everyone if (live.launch_of(m), m.node) in steps}
     same_agent = event.incarnation == known.incarnation
     missing = tuple(
         Vanished(node=m.node, until=turn.now + (LATE_END_S if same_agent else 0.0))
-        for m in live.members
+        for m in live.everyone
         if m.job_id == event.job_id and m.node not in held and live.end_of(m.node) is None
     )
     turn.change_live(vanished=tuple(v for v in live.vanished if v.node not in held) + missing)
@@ -176,7 +180,7 @@ def _launch_again(turn: Turn, event: AgentJoined) -> None:
     nodes = () if there is None else there.nodes
     absent = tuple(m for m in absent if m.node in nodes and following.end_of(m.node) is None)
     if absent:
-        turn.order(LaunchWorkers(generation=following.number, members=absent))
+        turn.order(LaunchWorkers(generation=following.number, members=absent, standby=following.standby))
         turn.hold(event.job_id, *(StepHeld(generation=following.number, node=m.node) for m in absent))
         turn.change_next(ready=tuple(n for n in following.ready if n not in {m.node for m in absent}))
 

@@ -25,11 +25,23 @@ def kill_what_lost_a_member(turn: Turn) -> None:
     live = turn.state.live
     if live is None or live.killed_at is not None:
         return
-    held = {(a.job_id, node) for a in turn.state.allocations for node in a.nodes}
-    losses = [loss for m in live.members if (loss := _loss(turn.state, live, m, held, turn.now)) is not None]
+    losses = losses_of(turn.state, live, live.members, turn.now)
     if losses:
         first = losses[0]
         lose(turn, first.why, by_worker=first.by_worker, node_gone=any(not loss.by_worker for loss in losses))
+
+
+def losses_of(
+    state: State, live: Generation, members: tuple[Member, ...], now: float, *, silent_end: bool = False
+) -> list[Loss]:
+    """Those of `members` that are lost. `silent_end`: also one that exited with 0 and said nothing, unasked."""
+    held = {(a.job_id, node) for a in state.allocations for node in a.nodes}
+    losses = [loss for m in members if (loss := _loss(state, live, m, held, now)) is not None]
+    if silent_end:  # where all go on together until they say that they finished, this is no end of the training
+        nodes = {member.node for member in members}
+        silent = [end.node for end in live.ended if end.node in nodes and not end.said and is_clean(end)]
+        losses += [Loss(node, f"the workers on {node} left without a word", True) for node in silent]
+    return losses
 
 
 def kill_what_does_not_end(turn: Turn) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from typing import NamedTuple
 
 from slurm_elastic.machine.actions import Member
+from slurm_elastic.machine.events import StepHeld
 from slurm_elastic.machine.state import Allocation, Generation, State
 
 
@@ -19,9 +21,24 @@ def in_order(state: State) -> Iterator[Allocation]:
     yield from sorted(companions, key=lambda a: (a.joined_at or 0.0, a.job_id))
 
 
-def ours(state: State) -> frozenset[int]:
-    """Numbers of the generations that may have workers."""
-    return frozenset(g.number for g in (state.live, state.next) if g is not None)
+class Ours(NamedTuple):
+    """The steps that may run: all those of a launch, or single ones of workers that have outlived theirs."""
+
+    launches: frozenset[int]
+    steps: frozenset[tuple[int, str]]
+
+    def has(self, step: StepHeld) -> bool:
+        return step.generation in self.launches or (step.generation, step.node) in self.steps
+
+
+def ours(state: State) -> Ours:
+    """Of the generations that may have workers."""
+    return steps_of(*(g for g in (state.live, state.next) if g is not None))
+
+
+def steps_of(*generations: Generation) -> Ours:
+    outlived = frozenset((m.launch, m.node) for g in generations for m in g.everyone if m.launch)
+    return Ours(frozenset(g.number for g in generations), outlived)
 
 
 def is_sound(allocation: Allocation) -> bool:
@@ -47,13 +64,15 @@ def candidates(state: State) -> tuple[Member, ...]:
 def usable(state: State) -> tuple[Member, ...]:
     """Nodes that new workers can be launched on now, in the order in which they are taken."""
     blocked = {suspect.node for suspect in state.suspects} | leftovers(state)
+    if state.live is not None:
+        blocked.update(member.node for member in state.live.departing)
     return tuple(member for member in candidates(state) if member.node not in blocked)
 
 
 def leftovers(state: State) -> set[str]:
     """Nodes where workers of a generation that is over may still run."""
     current = ours(state)
-    return {step.node for a in state.allocations for step in a.steps if step.generation not in current}
+    return {step.node for a in state.allocations for step in a.steps if not current.has(step)}
 
 
 def still_good(state: State, generation: Generation, now: float) -> tuple[Member, ...]:
@@ -81,8 +100,9 @@ def may_rejoin(allocation: Allocation, now: float) -> bool:
 
 def still_running(state: State, generation: Generation, now: float) -> bool:
     """Whether workers of `generation` may still run where we could hear of their end."""
+    its = steps_of(generation)
     return any(
-        step.generation == generation.number
+        its.has(step)
         for a in state.allocations
         if (a.contact == "joined" and not a.suspended) or may_rejoin(a, now)
         for step in a.steps
@@ -97,6 +117,14 @@ def leaving_members(state: State) -> tuple[Member, ...]:
     return tuple(m for m in live.members if (a := state.allocation(m.job_id)) is not None and a.leaving)
 
 
+def staying(state: State, lost: Set[str] = frozenset()) -> tuple[Member, ...]:
+    """Members of the live generation, by rank, that neither leave nor have ended nor are `lost` (nodes)."""
+    if state.live is None:
+        return ()
+    gone = {m.node for m in leaving_members(state)} | {end.node for end in state.live.ended} | lost
+    return tuple(m for m in state.live.members if m.node not in gone)
+
+
 def earliest_deadline(state: State) -> float | None:
     deadlines = [
         a.deadline for m in leaving_members(state) if (a := state.allocation(m.job_id)) and a.deadline is not None
@@ -108,5 +136,5 @@ def parked(state: State, allocation: Allocation) -> tuple[str, ...]:
     """Its nodes that are there and do nothing."""
     if allocation.contact != "joined" or not trains(state, allocation):
         return ()
-    busy = {node for g in (state.live, state.next) if g is not None for node in g.nodes}
+    busy = {member.node for g in (state.live, state.next) if g is not None for member in g.everyone}
     return tuple(node for node in allocation.nodes if node not in busy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_elastic.machine.losses import capacity_went
 from slurm_elastic.machine.nodes import leaving_members, may_rejoin, trains, usable
+from slurm_elastic.machine.regrouping import available, change, must_wait
 from slurm_elastic.machine.state import State
 from slurm_elastic.machine.transitions import drain, launch
 from slurm_elastic.machine.turn import Turn
@@ -17,12 +18,15 @@ def plan(turn: Turn) -> None:
         return
     if state.live is None or not state.live.well:
         _plan_after_the_end(turn)
+    elif must_wait(state, turn.now):
+        return
     elif leaving_members(state):
         _plan_without_the_leaving(turn)
     elif 0 < state.wanted_nodes < len(state.members):
-        members = usable(state)[: state.policy.size_for(min(len(usable(state)), state.wanted_nodes))]
+        there = available(state)
+        members = there[: state.policy.size_for(min(len(there), state.wanted_nodes))]
         if members:
-            launch(turn, members, f"asked for {state.wanted_nodes} nodes", planned=True, chosen=True)
+            change(turn, members, f"asked for {state.wanted_nodes} nodes", planned=True, chosen=True)
 
 
 def _plan_after_the_end(turn: Turn) -> None:
@@ -69,10 +73,10 @@ def _plan_without_the_leaving(turn: Turn) -> None:
     first = state.allocation(leaving[0].job_id)
     source = first.notice if first is not None else ""
     reason = f"job {leaving[0].job_id} with {', '.join(m.node for m in leaving)} is leaving ({source})"
-    there = usable(state)
+    there = available(state)
     size = state.policy.size_for(min(len(there), state.wanted_nodes, len(state.members)))
     if size == 0:
         drain(turn, f"{reason}; {len(there)} nodes stay and at least {state.policy.min_nodes} are needed")
     else:
-        launch(turn, there[:size], reason, planned=True)
+        change(turn, there[:size], reason, planned=True)
     capacity_went(turn)

@@ -26,11 +26,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     launch_timeout: float = 120.0
     poll: float = 15.0
     max_restarts: int = 3
+    live: bool = False  # workers that can regroup in place do
 
     rejoin_window: float = 60.0  # a silent companion may come back for so long, then its job is cancelled
     kill_timeout: float = 30.0  # killed workers that are not reported gone by then are fenced and left behind
     probe_timeout: float = 60.0
     order_timeout: float = 120.0  # an unanswered submission or release is ordered again
+    stumble_patience: float = 11.0  # workers that stumbled wait for so long for the loss that explains it
     lead: float = 20.0  # with a notice, new workers may warm up for so long before the old ones stop
     short_lead: float = 5.0  # the same when nobody says how much time is left
     longest_snooze: float = 3600.0
@@ -41,6 +43,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def min_nodes(self) -> int:
         return self.allowed_nodes[0]
+
+    @property
+    def regroup_timeout(self) -> float:
+        """From the order to the last worker in its place: a step to its end, the state moved, models built."""
+        return max(self.launch_timeout, self.graceful_shutdown_timeout)
 
     def size_for(self, nodes: int) -> int:
         """The largest allowed size that `nodes` nodes can make; 0 when they are too few."""
@@ -67,4 +74,6 @@ def policy_of(config: RunConfig) -> Policy:
         launch_timeout=config.control.launch_timeout,
         poll=config.control.poll,
         max_restarts=config.run.max_restarts,
+        live=elastic.transition != "relaunch" and config.run.launcher == "torch",
+        stumble_patience=max(config.control.worker_timeout, config.control.agent_timeout) + 1.0,
     )

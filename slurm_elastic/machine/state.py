@@ -91,9 +91,35 @@ class Generation(Value, frozen=True, kw_only=True):
     drain_deadline: float | None = None
     killed_at: float | None = None
 
+    standby: bool = False  # behind the gate: new nodes only, to join the live generation
+    elastic: bool = False  # all its workers can regroup in place
+    live: bool = False  # made by a regroup, not through the gate
+    before: int = 0  # ... of this generation, the last one that was complete
+    departing: tuple[Member, ...] = ()  # of the generation before: they hand over and leave
+    regrouped_at: float | None = None
+    broken: str = ""  # why it cannot regroup
+    stumbled_at: float | None = None  # a collective failed, nobody knows why
+    stumbles: int = 0  # regroups in a row because of that
+
     @property
     def nodes(self) -> tuple[str, ...]:
         return tuple(member.node for member in self.members)
+
+    @property
+    def everyone(self) -> tuple[Member, ...]:
+        return self.members + self.departing
+
+    @property
+    def regrouping(self) -> bool:
+        return self.live and self.regrouped_at is None
+
+    def launch_of(self, member: Member) -> int:
+        """Number of the step that holds this member's workers."""
+        return member.launch or self.number
+
+    def has(self, launch: int, node: str) -> bool:
+        """Whether the step of `launch` on `node` is its own."""
+        return launch == self.number or any(m.launch == launch and m.node == node for m in self.everyone)
 
     @property
     def well(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from slurm_elastic.machine import joining, slurm_view, working
+from slurm_elastic.machine import joining, regrouping, slurm_view, standby, working
 from slurm_elastic.machine.actions import Action
 from slurm_elastic.machine.capacity import tend
 from slurm_elastic.machine.ending import end, notice_of_the_base
@@ -21,12 +21,16 @@ from slurm_elastic.machine.events import (
     CompanionRefused,
     CompanionSubmitted,
     Event,
+    GenerationElastic,
+    GenerationRegrouped,
     GenerationStepping,
+    GenerationStumbled,
     JobsSeen,
     NodeEnded,
     NodeProbed,
     NodeReady,
     NoticeReceived,
+    RegroupFailed,
     ScaleRequested,
     SlurmSilent,
     StopRequested,
@@ -49,6 +53,10 @@ from slurm_elastic.machine.turn import Turn
 
 RULES = (
     notice_of_the_base,
+    regrouping.go_on_without_the_lost,
+    regrouping.go_on_after_a_stumble,
+    regrouping.give_up,
+    regrouping.finish_early,
     kill_what_lost_a_member,
     kill_what_does_not_end,
     retire_live,
@@ -57,6 +65,8 @@ RULES = (
     pause_for_want_of_nodes,
     plan,
     grow,
+    regrouping.part_with_the_departing,
+    standby.regroup_when_ready,
     drain_when_next_is_ready,
     open_gate,
     tend,
@@ -114,6 +124,14 @@ def take_in(turn: Turn, event: Event) -> None:
             working.node_ended(turn, event)
         case WorkerLost():
             working.worker_lost(turn, event)
+        case GenerationElastic():
+            working.elastic(turn, event)
+        case GenerationRegrouped():
+            working.regrouped(turn, event)
+        case RegroupFailed():
+            working.regroup_failed(turn, event)
+        case GenerationStumbled():
+            working.stumbled(turn, event)
         case NodeProbed():
             working.node_probed(turn, event)
         case GenerationStepping():

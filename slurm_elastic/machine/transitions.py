@@ -34,14 +34,28 @@ LEAVE_MARGIN_S = 6.0  # to agree on a boundary, end the steps and give the node 
 SETTLED_S = 30.0  # a generation of a script that reports no steps counts as trained after this
 
 
-def launch(turn: Turn, members: tuple[Member, ...], reason: str, *, planned: bool, chosen: bool = False) -> None:
-    """Start the workers of a new generation; they wait at the gate."""
+def launch(
+    turn: Turn,
+    members: tuple[Member, ...],
+    reason: str,
+    *,
+    planned: bool,
+    chosen: bool = False,
+    standby: bool = False,
+) -> None:
+    """Start the workers of a new generation; they wait at the gate, or as a standby for seats in the live one."""
     number = turn.state.last_number + 1
-    turn.order(LaunchWorkers(generation=number, members=members))
+    turn.order(LaunchWorkers(generation=number, members=members, standby=standby))
     for member in members:
         turn.hold(member.job_id, StepHeld(generation=number, node=member.node))
     following = Generation(
-        number=number, members=members, launched_at=turn.now, reason=reason, planned=planned, chosen=chosen
+        number=number,
+        members=members,
+        launched_at=turn.now,
+        reason=reason,
+        planned=planned,
+        chosen=chosen,
+        standby=standby,
     )
     turn.change(last_number=number, next=following, reason=reason)
 
@@ -49,7 +63,7 @@ def launch(turn: Turn, members: tuple[Member, ...], reason: str, *, planned: boo
 def check_next(turn: Turn) -> None:
     """Keep the generation behind the gate possible: lose members that will not come, or give it up."""
     following = turn.state.next
-    if following is None:
+    if following is None or following.standby:
         return
     overdue = turn.now >= following.launched_at + turn.policy.launch_timeout
     good = still_good(turn.state, following, turn.now)
@@ -97,7 +111,7 @@ def abandon_next(turn: Turn, why: str) -> None:
 def drain_when_next_is_ready(turn: Turn) -> None:
     """Stop the live generation once the next is warm, or when a notice leaves no more time to warm up."""
     live, following = turn.state.live, turn.state.next
-    if live is None or following is None or not live.well:
+    if live is None or following is None or following.standby or not live.well:
         return
     out_of_time = warm_up_limit(turn.state)
     if set(following.nodes) <= set(following.ready) or (out_of_time is not None and turn.now >= out_of_time):
@@ -148,12 +162,13 @@ def retire_live(turn: Turn) -> None:
             return
         if running:
             turn.order(KillWorkers(generation=live.number, reason="still there after they were killed"))
-        if not live.recorded and live.opened_at is not None and live.killed_at - live.opened_at >= SETTLED_S:
+        settled = live.opened_at is not None and live.killed_at - live.opened_at >= SETTLED_S
+        if settled and not live.recorded and not live.regrouping:
             record(turn, live)
     else:
         if running or any(live.end_of(node) is None for node in live.nodes):
             return
-        if not live.recorded:
+        if not live.recorded and not live.regrouping:
             record(turn, live)
         said = {end.said for end in live.ended}
         if "finished" in said or (live.drain_at is None and said == {""}):
@@ -169,7 +184,9 @@ def retire_live(turn: Turn) -> None:
 
 def open_gate(turn: Turn) -> None:
     following = turn.state.next
-    if turn.state.live is not None or following is None or not set(following.nodes) <= set(following.ready):
+    if turn.state.live is not None or following is None or following.standby:
+        return
+    if not set(following.nodes) <= set(following.ready):
         return
     state = turn.state
     planned = following.planned and state.cause_planned

@@ -40,10 +40,10 @@ class Turn:
         if self.state.next is not None:
             self.change(next=replace(self.state.next, **fields))
 
-    def generation(self, number: int) -> Generation | None:
-        """The live or the next generation, if it has this number."""
+    def generation_of(self, launch: int, node: str) -> Generation | None:
+        """The live or the next generation, if the workers of `launch` on `node` belong to it."""
         for generation in (self.state.live, self.state.next):
-            if generation is not None and generation.number == number:
+            if generation is not None and generation.has(launch, node):
                 return generation
         return None
 

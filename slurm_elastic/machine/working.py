@@ -7,10 +7,14 @@ from msgspec.structs import replace
 from slurm_elastic.machine.actions import OpenGate, RecordTransition
 from slurm_elastic.machine.events import (
     CheckpointCommitted,
+    GenerationElastic,
+    GenerationRegrouped,
     GenerationStepping,
+    GenerationStumbled,
     NodeEnded,
     NodeProbed,
     NodeReady,
+    RegroupFailed,
     WorkerLost,
 )
 from slurm_elastic.machine.state import Generation
@@ -39,8 +43,8 @@ def node_ready(turn: Turn, event: NodeReady) -> None:
 
 def node_ended(turn: Turn, event: NodeEnded) -> None:
     turn.release_step(event.generation, event.node)
-    generation = turn.generation(event.generation)
-    if generation is None or event.node not in generation.nodes or generation.end_of(event.node) is not None:
+    generation = turn.generation_of(event.generation, event.node)
+    if generation is None or _has_no(generation, event.node) or generation.end_of(event.node) is not None:
         return
     if _was_told_to_end(turn, generation, event):
         event = replace(event, said="drained")
@@ -56,6 +60,10 @@ def node_ended(turn: Turn, event: NodeEnded) -> None:
     if generation.opened_at is None:
         job_id = next(m.job_id for m in generation.members if m.node == event.node)
         turn.suspect(event.node, job_id, f"its workers ended before they trained: {describe(event)}")
+
+
+def _has_no(generation: Generation, node: str) -> bool:
+    return all(member.node != node for member in generation.everyone)
 
 
 def _was_told_to_end(turn: Turn, generation: Generation, end: NodeEnded) -> bool:
@@ -78,13 +86,13 @@ def describe(end: NodeEnded) -> str:
 
 
 def worker_lost(turn: Turn, event: WorkerLost) -> None:
-    generation = turn.generation(event.generation)
-    if generation is None or event.node not in generation.nodes or event.node in generation.lost:
+    generation = turn.generation_of(event.generation, event.node)
+    if generation is None or _has_no(generation, event.node) or event.node in generation.lost:
         return
     if generation.end_of(event.node) is not None:
         return
     turn.change_generation(generation.number, lost=(*generation.lost, event.node))
-    job_id = next(m.job_id for m in generation.members if m.node == event.node)
+    job_id = next(m.job_id for m in generation.everyone if m.node == event.node)
     turn.suspect(event.node, job_id, event.reason)
     failed_first(turn, generation.number, f"{event.node}: {event.reason}")
 
@@ -115,6 +123,10 @@ def stepping(turn: Turn, event: GenerationStepping) -> None:
     if live is None or live.number != event.generation or live.stepping:
         return
     turn.change_live(stepping=True)
+    if live.regrouping:
+        turn.change_live(regrouped_at=turn.now)
+    if live.live and event.steps_lost == 0:  # the new committed step that a restart has to save first
+        turn.change(failures=0)
     if live.planned and event.stall_s > 0:
         before = turn.state.stall_s
         turn.change(stall_s=event.stall_s if before is None else (before + event.stall_s) / 2)
@@ -127,7 +139,7 @@ def record(turn: Turn, live: Generation, stall_s: float = 0.0, steps_lost: int =
     per_node = turn.policy.workers_per_node
     done = RecordTransition(
         kind=live.kind,
-        mode="relaunch",
+        mode="live" if live.live else "relaunch",
         reason=live.reason,
         from_workers=live.from_nodes * per_node,
         to_workers=len(live.members) * per_node,
@@ -139,6 +151,30 @@ def record(turn: Turn, live: Generation, stall_s: float = 0.0, steps_lost: int =
     turn.order(done)
     turn.change(last_transition=done, before=live.members, paused=False, has_trained=True)
     turn.change_live(recorded=True)
+
+
+def elastic(turn: Turn, event: GenerationElastic) -> None:
+    if turn.state.live is not None and turn.state.live.number == event.generation:
+        turn.change_live(elastic=True)
+
+
+def regrouped(turn: Turn, event: GenerationRegrouped) -> None:
+    live = turn.state.live
+    if live is not None and live.number == event.generation and live.regrouping:
+        turn.change_live(regrouped_at=turn.now)
+
+
+def regroup_failed(turn: Turn, event: RegroupFailed) -> None:
+    live = turn.state.live
+    if live is not None and live.number == event.generation and live.regrouping:
+        turn.change_live(broken=live.broken or event.reason or "the workers could not regroup")
+
+
+def stumbled(turn: Turn, event: GenerationStumbled) -> None:
+    """Perhaps the loss is heard of later. Only the newest generation counts: who hangs in an older one is called."""
+    live = turn.state.live
+    if live is not None and live.number == event.generation and live.stumbled_at is None:
+        turn.change_live(stumbled_at=turn.now)
 
 
 def checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:

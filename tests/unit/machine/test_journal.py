@@ -40,6 +40,22 @@ def test_a_replay_gives_the_same_state(tmp_path: Path) -> None:
     assert replay(world.policy, read(tmp_path / "journal.jsonl")) == world.state
 
 
+def test_a_journal_of_a_release_that_knew_no_live_transitions_replays(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    world = recorded(path)
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        for name in ("live", "stumble_patience"):
+            line.get("policy", {}).pop(name, None)
+        for action in line.get("actions", ()):
+            for member in action.get("members", ()):
+                member.pop("launch", None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+    assert replay(world.policy, read(path)) == world.state
+    assert not any(line.get("policy", {}).get("live") for line in lines)
+
+
 def test_ticks_that_order_nothing_are_not_written(tmp_path: Path) -> None:
     world = recorded(tmp_path / "journal.jsonl")
     entries = list(read(tmp_path / "journal.jsonl"))

@@ -61,6 +61,10 @@ EVENTS = st.one_of(
         said=st.sampled_from(["", "drained"]),
     ),
     st.builds(e.WorkerLost, generation=GENERATIONS, node=NODES, reason=st.just("frozen")),
+    st.builds(e.GenerationElastic, generation=GENERATIONS),
+    st.builds(e.GenerationRegrouped, generation=GENERATIONS, step=st.integers(0, 9)),
+    st.builds(e.RegroupFailed, generation=GENERATIONS, reason=st.just("a shard is gone")),
+    st.builds(e.GenerationStumbled, generation=GENERATIONS),
     st.builds(e.NodeProbed, node=NODES, ok=st.booleans()),
     st.builds(e.GenerationStepping, generation=GENERATIONS, step=st.integers(1, 9), stall_s=st.floats(0, 9)),
     st.builds(e.CheckpointCommitted, generation=GENERATIONS, step=st.integers(1, 9), save_s=st.floats(0, 9)),
@@ -71,9 +75,9 @@ USUAL = st.one_of(EVENTS, st.just("go on"))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.tuples(USUAL, st.sampled_from([0.0, 0.5, 5.0, 40.0, 130.0])), max_size=40))
-def test_the_invariants_hold_after_any_events(events: list[tuple[e.Event | str, float]]) -> None:
-    state, now, open_gates = initial(policy(max_restarts=20)), 1000.0, 0
+@given(st.lists(st.tuples(USUAL, st.sampled_from([0.0, 0.5, 5.0, 40.0, 130.0])), max_size=40), st.booleans())
+def test_the_invariants_hold_after_any_events(events: list[tuple[e.Event | str, float]], live: bool) -> None:
+    state, now, open_gates = initial(policy(max_restarts=20, live=live)), 1000.0, 0
     first: list[e.Event] = [
         e.SupervisorStarted(epoch=1, base_job_id=BASE),
         e.AgentJoined(job_id=BASE, role="base", nodes=OF[BASE], incarnation="x"),
@@ -83,7 +87,7 @@ def test_the_invariants_hold_after_any_events(events: list[tuple[e.Event | str, 
         for one in likely(state) if isinstance(event, str) else (event,):
             after, actions = step(state, one, now)
             check(state, after, one, actions, now)
-            opened = [x.generation for x in actions if isinstance(x, a.OpenGate)]
+            opened = [x.generation for x in actions if isinstance(x, a.OpenGate | a.Regroup)]
             assert all(number >= open_gates for number in opened)
             open_gates = max([open_gates, *opened])
             state = after
@@ -98,5 +102,9 @@ def likely(state: object) -> tuple[e.Event, ...]:
     if following is not None:
         return tuple(e.NodeReady(generation=following.number, node=n) for n in following.nodes)
     if live is not None:
-        return (e.GenerationStepping(generation=live.number, step=1, stall_s=1.0),)
+        return (
+            e.GenerationElastic(generation=live.number),
+            e.GenerationRegrouped(generation=live.number, step=1),
+            e.GenerationStepping(generation=live.number, step=1, stall_s=1.0),
+        )
     return (e.TimePassed(),)

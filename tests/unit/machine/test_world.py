@@ -298,10 +298,10 @@ def settle(world: World) -> None:
         live = world.state.live
         assert live is not None
         assert live.well
-        assert all(world.workers.get((live.number, n), ("", 0))[0] == TRAINS for n in live.nodes)
-        assert {g for g, _ in world.workers} <= {live.number} | (
-            {world.state.next.number} if world.state.next else set()
-        )
+        seats = {(live.launch_of(m), m.node) for m in live.members}
+        assert all(world.workers.get(seat, ("", 0))[0] == TRAINS for seat in seats)
+        expected = {world.state.next.number} if world.state.next else set()
+        assert {seat for seat in world.workers if seat[0] not in expected} == seats
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,7 +12,7 @@ from slurm_elastic.machine.state import State, initial
 from slurm_elastic.machine.step import step
 
 BASE = 100
-TRAINS, GATE = "trains", "gate"
+TRAINS, GATE, STANDBY, REGROUPS = "trains", "gate", "standby", "regroups"
 
 
 def policy(**changes: object) -> Policy:
@@ -60,6 +60,11 @@ class World:
     newest: int = 200
     steps: int = 0
     refuse: bool = False
+    elastic: bool = False  # the script uses level 2
+    standbys: set[int] = field(default_factory=set)  # launches
+    moved_on: dict[tuple[int, str], int] = field(default_factory=dict)  # workers that outlived their launch -> now in
+    regroup: a.Regroup | None = None
+    stuck: bool = False  # nobody gets through a regroup
 
     def __post_init__(self) -> None:
         self.state = initial(self.policy)
@@ -108,8 +113,11 @@ class World:
             if job.agent and job.job_id in self.jobs:
                 self.join(job.job_id)
         for (generation, node), (what, _) in sorted(self.workers.items()):
-            if what == GATE:
+            if what in (GATE, STANDBY):
                 self.feed(e.NodeReady(generation=generation, node=node))
+        if self.elastic and self.state.live is not None and self._all_train(self.state.live.number):
+            self.feed(e.GenerationElastic(generation=self.state.live.number))
+            self.feed(e.GenerationRegrouped(generation=self.state.live.number, step=self.steps))
 
     def pass_time(self, seconds: float, tick: float = 1.0) -> None:
         end = self.now + seconds
@@ -127,20 +135,55 @@ class World:
             if self.over or (generation, node) not in self.workers or not self._reachable(node):
                 continue
             if what == "starting" and self.now >= since + self.latency:
-                self.workers[generation, node] = (GATE, self.now)
+                self.workers[generation, node] = (STANDBY if generation in self.standbys else GATE, self.now)
                 self.feed(e.NodeReady(generation=generation, node=node))
-            elif what == TRAINS and generation in self.draining:
+            elif what == REGROUPS:
+                self._regroup()
+            elif what == TRAINS and self._now_in(generation, node) in self.draining:
                 self.end_workers(generation, node, said="drained")
-            elif what == TRAINS and generation not in self.stepped and self._all_train(generation):
+            elif what == TRAINS and self._steps_next(generation := self._now_in(generation, node)):
                 self.stepped.add(generation)
+                if self.elastic:
+                    self.feed(e.GenerationElastic(generation=generation))
                 self.steps += 1
                 self.feed(e.GenerationStepping(generation=generation, step=self.steps, stall_s=2.0))
                 if not self.over:
                     self.feed(e.CheckpointCommitted(generation=generation, step=self.steps))
 
+    def _now_in(self, launch: int, node: str) -> int:
+        return self.moved_on.get((launch, node), launch)
+
+    def _steps_next(self, generation: int) -> bool:
+        return generation not in self.stepped and self._all_train(generation)
+
     def _all_train(self, generation: int) -> bool:
-        members = self.state.members
-        return bool(members) and all(self.workers.get((generation, m.node), ("", 0))[0] == TRAINS for m in members)
+        live = self.state.live
+        seats = [(m.launch or generation, m.node) for m in self.state.members]
+        return (
+            live is not None
+            and live.number == generation
+            and bool(seats)
+            and all(
+                self.workers.get(seat, ("", 0))[0] == TRAINS and self._now_in(*seat) == generation for seat in seats
+            )
+        )
+
+    def _regroup(self) -> None:
+        """All members get through together, or nobody does: somebody is missing."""
+        order = self.regroup
+        if order is None or self.stuck:
+            return
+        seats = [(m.launch, m.node) for m in order.members]
+        departing = [(m.launch, m.node) for m in order.departing]
+        if not all(seat in self.workers and self._reachable(seat[1]) for seat in seats):
+            return
+        self.regroup = None
+        for seat in seats:
+            self.workers[seat] = (TRAINS, self.now)
+            self.moved_on[seat] = order.generation
+        for launch, node in departing:
+            self.end_workers(launch, node, said="drained")
+        self.feed(e.GenerationRegrouped(generation=order.generation, step=self.steps))
 
     def _reachable(self, node: str) -> bool:
         return node not in self.dead and any(node in job.nodes and job.agent for job in self.jobs.values())
@@ -205,7 +248,9 @@ class World:
             case a.CancelJob(job_id=job_id) | a.ReleaseAllocation(job_id=job_id):
                 assert job_id != BASE
                 self.end_job(job_id)
-            case a.LaunchWorkers(generation=generation, members=members):
+            case a.LaunchWorkers(generation=generation, members=members, standby=standby):
+                if standby:
+                    self.standbys.add(generation)
                 for member in members:
                     if self._reachable(member.node):
                         self.workers.setdefault((generation, member.node), ("starting", self.now))
@@ -213,6 +258,11 @@ class World:
                 for member in members:
                     if (generation, member.node) in self.workers:
                         self.workers[generation, member.node] = (TRAINS, self.now)
+            case a.Regroup():
+                self.regroup = action
+                for member in action.members + action.departing:
+                    if (member.launch, member.node) in self.workers:
+                        self.workers[member.launch, member.node] = (REGROUPS, self.now)
             case a.DrainWorkers(generation=generation):
                 self.draining[generation] = self.now
             case a.KillWorkers(generation=generation, nodes=nodes, alone=alone):
@@ -266,6 +316,8 @@ def check(before: State, after: State, event: e.Event, actions: tuple[a.Action, 
             assert action.job_id != after.base_job_id
         if isinstance(action, a.OpenGate):
             _check_gate(before, after, action, now)
+        if isinstance(action, a.Regroup):
+            _check_regroup(before, after, event, action, actions)
         if isinstance(action, a.LaunchWorkers):
             for member in action.members:
                 allocation = after.allocation(member.job_id)
@@ -286,3 +338,33 @@ def _check_gate(before: State, after: State, action: a.OpenGate, now: float) -> 
     assert len({m.node for m in action.members}) == len(action.members)
     if before.live is not None and before.live.number != action.generation and before.live.killed_at is None:
         assert not still_running(after, before.live, now)
+
+
+def _check_regroup(
+    before: State, after: State, event: e.Event, action: a.Regroup, actions: tuple[a.Action, ...]
+) -> None:
+    """One generation, made of workers that are there; who stays is not killed, who is lost is fenced."""
+    old = before.live
+    assert old is not None
+    assert old.elastic
+    if isinstance(event, e.SupervisorStarted):
+        return  # a repeat
+    assert action.generation > before.last_number
+    assert len(action.members) in after.policy.allowed_nodes
+    seats = {(m.launch, m.node) for m in action.members}
+    assert len({node for _, node in seats}) == len(action.members)
+    assert not {node for _, node in seats} & {m.node for m in action.departing}
+    there = {(old.launch_of(m), m.node) for m in old.everyone}
+    standby = {(before.next.number, m.node) for m in before.next.members} if before.next is not None else set()
+    assert seats | {(m.launch, m.node) for m in action.departing} <= there | standby
+    kills = [x for x in actions if isinstance(x, a.KillWorkers)]
+    if after.live is None or after.live.killed_at is not None:
+        return
+    killed = {(kill.generation, node) for kill in kills for node in kill.nodes}
+    assert all(kill.alone and kill.nodes for kill in kills)
+    assert not killed & seats
+    ended = {end.node for end in after.live.ended} | {x.node for x in old.ended}
+    if isinstance(event, e.NodeEnded):
+        ended.add(event.node)
+    gone = {(old.launch_of(m), m.node) for m in old.members} - seats - {(m.launch, m.node) for m in action.departing}
+    assert {seat for seat in gone if seat[1] not in ended} <= killed
