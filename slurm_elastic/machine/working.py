@@ -115,7 +115,7 @@ def stepping(turn: Turn, event: GenerationStepping) -> None:
     if live is None or live.number != event.generation or live.stepping:
         return
     turn.change_live(stepping=True)
-    if live.planned and event.stall_s > 0:
+    if live.planned and live.from_nodes and event.stall_s > 0:  # from nothing: nobody knows what waiting costs
         before = turn.state.stall_s
         turn.change(stall_s=event.stall_s if before is None else (before + event.stall_s) / 2)
     if not live.recorded:
