@@ -217,6 +217,18 @@ def test_steps_that_a_killed_supervisor_had_not_written_are_told_again(
     assert cluster.status()["generation"] == 1
 
 
+def test_a_transition_that_a_killed_supervisor_decided_and_did_not_tell_is_told_by_the_next(cluster: Cluster) -> None:
+    cluster.wait_for_world(2)
+    wait_until(cluster.transitions, "the start is told")
+    for told_already in (False, True):
+        cluster.supervisor.kill()
+        if not told_already:
+            cluster.run.events.unlink()
+        cluster.supervisor = cluster.supervise()
+        cluster.wait_for_world(2)
+        assert [(t["transition"], t["generation"]) for t in cluster.transitions()] == [("start", 1)]
+
+
 def test_the_journal_of_a_run_replays_to_its_last_state(cluster: Cluster) -> None:
     cluster.wait_for_world(2)
     cluster.start_companion("n3")
