@@ -5,7 +5,7 @@
           checkpoints/step-00001200/  checkpoints/latest
           logs/gen-0003/<node>-<local_rank>.log   logs/supervisor.log   logs/agent-<job>.log   logs/slurm-<job>.out
           jobs/              batch scripts as they were submitted
-          submitted.json     the base job that was submitted last
+          submitted.json     the base job that was submitted last  (.submit.lock: held while `submit` is at it)
           gate.json          ranks and checkpoint of the generation whose gate was opened last
           epochs/            one empty file per start of a supervisor: who creates it owns the epoch
 
