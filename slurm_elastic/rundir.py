@@ -1,6 +1,7 @@
 """The run directory on the shared file system: its files, who may write them, and how they are replaced.
 
     <run>/run.yaml  token (0600)  endpoint.json  journal.jsonl  events.jsonl  ledger.jsonl  status.json  DONE
+          run.last-valid.yaml  settings for as long as run.yaml has a fault
           requests/          what the CLI asks of the supervisor (one JSON file each, removed when taken)
           checkpoints/step-00001200/  checkpoints/latest
           logs/gen-0003/<node>-<local_rank>.log   logs/supervisor.log   logs/agent-<job>.log   logs/slurm-<job>.out
@@ -36,6 +37,11 @@ class RunDirectory:
     @property
     def config(self) -> Path:
         return self.path / "run.yaml"
+
+    @property
+    def last_valid(self) -> Path:
+        """The settings that hold while run.yaml is not valid."""
+        return self.path / "run.last-valid.yaml"
 
     @property
     def token(self) -> Path:

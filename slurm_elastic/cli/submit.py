@@ -107,10 +107,11 @@ def _make_directory(run: RunDirectory) -> None:
 
 def _keep_settings(settings: RunConfig, run: RunDirectory, source: Path) -> None:
     """The run's own resolved run.yaml: relative paths would mean something else there."""
-    from slurm_elastic import config
+    from slurm_elastic import config, config_kept
     from slurm_elastic.errors import UserMistake
     from slurm_elastic.rundir import replace_text
 
+    config_kept.keep(run, settings)
     if source.resolve() == run.config.resolve():
         return
     header = f"# Settings of this run, from {str(source.resolve())!a}, with all defaults.\n"

@@ -59,6 +59,7 @@ class Surroundings:
     slurm: SlurmClient
     claimant: Claimant
     host: str
+    settings_problem: str = ""  # what is wrong with run.yaml, when `config` is that of before
     request_for: Callable[[SubmitCompanion], BatchRequest] | None = None  # tests put their own here
 
 
@@ -121,6 +122,8 @@ class _Parts:
         reporter = Reporter(
             run, self.around.config.run.name, course, place, self.note, self._training, lambda: server.refusals
         )
+        if self.around.settings_problem:
+            self.desk.warned("run.yaml", self.around.settings_problem)
         reporter.transition_at = self._transition_at()
         return Loop(
             run_dir=run,
