@@ -1,11 +1,12 @@
 """The run directory on the shared file system: its files, who may write them, and how they are replaced.
 
     <run>/run.yaml  token (0600)  endpoint.json  journal.jsonl  events.jsonl  ledger.jsonl  status.json  DONE
+          run.last-valid.yaml  settings for as long as run.yaml has a fault
           requests/          what the CLI asks of the supervisor (one JSON file each, removed when taken)
           checkpoints/step-00001200/  checkpoints/latest
           logs/gen-0003/<node>-<local_rank>.log   logs/supervisor.log   logs/agent-<job>.log   logs/slurm-<job>.out
           jobs/              batch scripts as they were submitted
-          submitted.json     the base job that was submitted last
+          submitted.json     the base job that was submitted last  (.submit.lock: held while `submit` is at it)
           gate.json          ranks and checkpoint of the generation whose gate was opened last
           epochs/            one empty file per start of a supervisor: who creates it owns the epoch
 
@@ -36,6 +37,11 @@ class RunDirectory:
     @property
     def config(self) -> Path:
         return self.path / "run.yaml"
+
+    @property
+    def last_valid(self) -> Path:
+        """The settings that hold while run.yaml is not valid."""
+        return self.path / "run.last-valid.yaml"
 
     @property
     def token(self) -> Path:

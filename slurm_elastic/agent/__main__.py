@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from slurm_elastic import config
+from slurm_elastic import config_kept
 from slurm_elastic.agent import leftovers, notices
 from slurm_elastic.agent.agent import Agent, AgentSetup, Verdict
 from slurm_elastic.agent.steps import StepPlace, StepSpec
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _setup(run_dir: RunDirectory, role: str, again: bool) -> AgentSetup:
     run_dir.check_safe()
-    settings = config.load(run_dir.config)
+    settings, problem = config_kept.load_of_run(run_dir)
     try:
         allocation = notices.Allocation.of(os.environ)
     except KeyError as missing:
@@ -57,6 +57,8 @@ def _setup(run_dir: RunDirectory, role: str, again: bool) -> AgentSetup:
     logging.basicConfig(
         filename=run_dir.logs / f"agent-{allocation.job_id}.log", level=logging.INFO, format="%(asctime)s %(message)s"
     )
+    if problem:
+        logging.warning("%s", problem)
     environ = scrubbed(os.environ)
     if again:
         leftovers.kill_steps(allocation.job_id, environ)

@@ -51,22 +51,24 @@ def submit(run_yaml: Path, dry_run: bool, prepare: bool, as_json: bool) -> int:
 
 
 def _submit(settings: RunConfig, run: RunDirectory, source: Path, prepare: bool, as_json: bool) -> None:
-    from slurm_elastic.cli.submitted import Submitted, last_epoch, record
+    from slurm_elastic.cli.submitted import Submitted, last_epoch, one_at_a_time, record
     from slurm_elastic.slurm.command_client import CommandSlurm
 
     slurm = CommandSlurm()
     _refuse_if_finished(run)
-    if run.token.exists():
-        _refuse_if_running(run, slurm)
-    _fill_directory(settings, run, source)
-    request = _base_job(settings, run).write()
-    if prepare:
-        facts: dict[str, str | int] = {"run_dir": str(run.path), "script": str(request.script)}
-        _say(facts, as_json, f"sbatch {shlex.quote(str(request.script))}")
-        return
-    epoch = last_epoch(run)
-    job_id = slurm.submit(request)
-    record(run, Submitted(job_id=job_id, time=time.time(), after_epoch=epoch))
+    _make_directory(run)
+    with one_at_a_time(run):
+        if any(run.jobs.iterdir()):  # a script of it was made before
+            _refuse_if_running(run, slurm)
+        _keep_settings(settings, run, source)
+        request = _base_job(settings, run).write()
+        if prepare:
+            facts: dict[str, str | int] = {"run_dir": str(run.path), "script": str(request.script)}
+            _say(facts, as_json, f"sbatch {shlex.quote(str(request.script))}")
+            return
+        epoch = last_epoch(run)
+        job_id = slurm.submit(request)
+        record(run, Submitted(job_id=job_id, time=time.time(), after_epoch=epoch))
     _list(run)
     facts = {"job_id": job_id, "name": settings.run.name, "run_dir": str(run.path), "script": str(request.script)}
     _say(facts, as_json, _how_to_watch(run, job_id))
@@ -92,20 +94,32 @@ def _refuse_if_finished(run: RunDirectory) -> None:
         )
 
 
-def _fill_directory(settings: RunConfig, run: RunDirectory, source: Path) -> None:
-    """The run directory, with its own resolved run.yaml: relative paths would mean something else there."""
-    from slurm_elastic import config
+def _make_directory(run: RunDirectory) -> None:
     from slurm_elastic.errors import UserMistake
-    from slurm_elastic.rundir import replace_text
 
     try:
         run.create()
-        if source.resolve() != run.config.resolve():
-            header = f"# Settings of this run, from {str(source.resolve())!a}, with all defaults.\n"
-            replace_text(run.config, header + config.dump(settings))
     except OSError as broken:
         raise UserMistake(
             f"cannot make the run directory {run.path}: {broken.strerror}", fix="check run.dir and your rights there"
+        ) from broken
+
+
+def _keep_settings(settings: RunConfig, run: RunDirectory, source: Path) -> None:
+    """The run's own resolved run.yaml: relative paths would mean something else there."""
+    from slurm_elastic import config, config_kept
+    from slurm_elastic.errors import UserMistake
+    from slurm_elastic.rundir import replace_text
+
+    config_kept.keep(run, settings)
+    if source.resolve() == run.config.resolve():
+        return
+    header = f"# Settings of this run, from {str(source.resolve())!a}, with all defaults.\n"
+    try:
+        replace_text(run.config, header + config.dump(settings))
+    except OSError as broken:
+        raise UserMistake(
+            f"cannot write {run.config}: {broken.strerror}", fix="check space and your rights there"
         ) from broken
 
 

@@ -6,16 +6,24 @@ its epoch, which grows with every supervisor of a run: no clock is compared with
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 
 from slurm_elastic.cli.no_slurm import for_people
-from slurm_elastic.errors import RunDirectoryError, SlurmElasticError
+from slurm_elastic.errors import RunDirectoryError, SlurmElasticError, UserMistake
 from slurm_elastic.observe.status import Status, read_status
 from slurm_elastic.rundir import RunDirectory, replace_text
 from slurm_elastic.slurm.api import Job, SlurmClient
 
 FILE = "submitted.json"
 BASE = "base-"  # start of the submit tokens of base jobs
+_LOCK = ".submit.lock"
+_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # file systems mounted without; Slurm is asked all the same
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +38,32 @@ class _Endpoint(msgspec.Struct, frozen=True):
 
     epoch: int = 0
     job_id: int = 0
+
+
+@contextmanager
+def one_at_a_time(run: RunDirectory) -> Iterator[None]:
+    """While this lasts no other `submit` of the run does what it does. The lock ends with its process.
+
+    Raises UserMistake when another one is at it, RunDirectoryError when there is no place for the lock.
+    """
+    path = run.path / _LOCK
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as broken:
+        raise RunDirectoryError(f"cannot write {path}: {broken.strerror}", fix="check space and rights") from broken
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as taken:
+            raise UserMistake(
+                f"another `submit` of the run in {run.path} is under way", fix="see `slurm-elastic status` in a moment"
+            ) from taken
+        except OSError as broken:
+            if broken.errno not in _NO_LOCKS:
+                raise RunDirectoryError(f"cannot lock {path}: {broken.strerror}", fix="try again") from broken
+        yield
+    finally:
+        os.close(lock)
 
 
 def last_epoch(run: RunDirectory) -> int:

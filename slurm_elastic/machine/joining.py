@@ -67,7 +67,6 @@ def _begin_anew(turn: Turn, why: str) -> None:
         next=None,
         before=(),
         paused=False,
-        has_trained=False,
         submissions=(),
         suspects=(),
         allocations=tuple(replace(a, released_at=a.released_at or turn.now) for a in old),

@@ -159,9 +159,9 @@ class State(Value, frozen=True, kw_only=True):
     last_number: int = 0
     live: Generation | None = None  # gate opened; may drain or be killed
     next: Generation | None = None  # behind the gate
-    before: tuple[Member, ...] = ()  # members of the last generation that trained
+    before: tuple[Member, ...] = ()  # members of the last generation that trained since the run began or came back
     paused: bool = False  # training waits for nodes, and that was said
-    has_trained: bool = False
+    has_trained: bool = False  # ever
     cause: str = ""  # why a new generation is needed
     cause_planned: bool = True
     allocations: tuple[Allocation, ...] = ()  # in order of joining

@@ -210,6 +210,8 @@ def open_gate(turn: Turn) -> None:
 def kind_of(state: State, following: Generation, planned: bool) -> str:
     if not state.has_trained:
         return "start"
+    if not state.before:
+        return "restart"  # a run that had stopped comes back
     if planned and state.paused:
         return "grow"  # from nothing
     before, after = {m.node for m in state.before}, set(following.nodes)

@@ -127,7 +127,7 @@ def stepping(turn: Turn, event: GenerationStepping) -> None:
         turn.change_live(regrouped_at=turn.now)
     if live.live and event.steps_lost == 0:  # the new committed step that a restart has to save first
         turn.change(failures=0)
-    if live.planned and event.stall_s > 0:
+    if live.planned and live.from_nodes and event.stall_s > 0:  # from nothing: nobody knows what waiting costs
         before = turn.state.stall_s
         turn.change(stall_s=event.stall_s if before is None else (before + event.stall_s) / 2)
     if not live.recorded:

@@ -57,7 +57,7 @@ def _of_workers(state: State, figures: Observed) -> Iterator[Problem]:
             problem=f"{times}first failing worker: {state.first_failure or state.reason}",
             hint=f"the run gives up after {state.policy.max_restarts} restarts without progress (run.max_restarts)",
         )
-    if state.phase == "waiting" and state.has_trained:
+    if state.phase == "waiting" and state.before:
         yield Problem(
             kind="waiting",
             problem=f"training pauses: {state.reason}",

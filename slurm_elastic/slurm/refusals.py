@@ -18,6 +18,8 @@ _NOBODY_ANSWERED = re.compile(
     r"|Socket timed out|Connection (?:refused|timed out|reset)|No route to host"
     r"|Zero Bytes were transmitted|Transport endpoint is not connected"
     r"|controller in standby mode|Unexpected message received"
+    # commands that take their settings from the controller, while it is away
+    r"|Could not establish a configuration source|failed to fetch config|DNS SRV lookup failed"
     # srun in a live job while the controller is away
     r"|Expired or invalid job"
     # the authentication daemon of this machine, not the request

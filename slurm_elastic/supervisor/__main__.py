@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
+from slurm_elastic import config_kept
 from slurm_elastic.agent.death import die_with_parent
-from slurm_elastic.config import load
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.slurm.command_client import CommandSlurm
@@ -42,13 +42,16 @@ def main(run_dir: Path, job_id: int, restart_count: int) -> None:
             level=logging.INFO,
             format=f"%(asctime)s %(levelname)s {socket.gethostname()}[{os.getpid()}] %(name)s %(message)s",
         )
-        config = load(run.config)
+        config, problem = config_kept.load_of_run(run)
+        if not problem:
+            config_kept.keep(run, config)
         around = Surroundings(
             run=run,
             config=config,
             slurm=CommandSlurm(),
             claimant=Claimant(node=socket.gethostname(), pid=os.getpid(), job_id=job_id, restart_count=restart_count),
             host=choose_address(config.control.interface),
+            settings_problem=problem,
         )
         sys.exit(asyncio.run(supervise(around)))
     except SlurmElasticError as problem:

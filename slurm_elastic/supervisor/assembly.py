@@ -39,7 +39,7 @@ from slurm_elastic.supervisor.loop import Loop
 from slurm_elastic.supervisor.polling import Poller
 from slurm_elastic.supervisor.progress import Progress
 from slurm_elastic.supervisor.records import Records
-from slurm_elastic.supervisor.reporting import Notes, Reporter, Training
+from slurm_elastic.supervisor.reporting import Notes, Reporter, Training, told_at
 from slurm_elastic.supervisor.roster import Roster
 from slurm_elastic.supervisor.workers import Workers
 from slurm_elastic.wire.server import WireServer
@@ -59,6 +59,7 @@ class Surroundings:
     slurm: SlurmClient
     claimant: Claimant
     host: str
+    settings_problem: str = ""  # what is wrong with run.yaml, when `config` is that of before
     request_for: Callable[[SubmitCompanion], BatchRequest] | None = None  # tests put their own here
 
 
@@ -121,6 +122,9 @@ class _Parts:
         reporter = Reporter(
             run, self.around.config.run.name, course, place, self.note, self._training, lambda: server.refusals
         )
+        if self.around.settings_problem:
+            self.desk.warned("run.yaml", self.around.settings_problem)
+        reporter.transition_at = self._transition_at()
         return Loop(
             run_dir=run,
             course=course,
@@ -137,6 +141,15 @@ class _Parts:
                 run, course, self.agents, self.companions, self._ask, self.note, reporter.write_status, self._requeue
             ),
         )
+
+    def _transition_at(self) -> float | None:
+        """When the last one was told of; the supervisor before us may have died before that."""
+        last = self.course.state.last_transition
+        if last is None:
+            return None
+        if (at := told_at(self.around.run.events, last)) is None:
+            self.effects.carry_out([last])
+        return time.time() if at is None else at
 
     def started(self) -> SupervisorStarted:
         found = newest(self.checkpoints, thorough=False, mark_bad=False).checkpoint

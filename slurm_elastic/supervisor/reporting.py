@@ -7,8 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from slurm_elastic.machine.actions import RecordTransition
 from slurm_elastic.machine.events import (
     CompanionRefused,
     Event,
@@ -19,7 +21,7 @@ from slurm_elastic.machine.events import (
     WorkerLost,
 )
 from slurm_elastic.machine.state import Allocation, State
-from slurm_elastic.observe.events import EventLog
+from slurm_elastic.observe.events import EventLog, read_events
 from slurm_elastic.observe.status import CheckpointStatus, Figures, SupervisorStatus, status_of, write_status
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.supervisor.course import Course
@@ -169,6 +171,19 @@ class Reporter:
             self.note("job_back", generation, **job)
         if before.suspended != after.suspended:
             self.note("job_suspended" if after.suspended else "job_resumed", generation, **job)
+
+
+def told_at(events: Path, done: RecordTransition) -> float | None:
+    """When people were told of this transition; None: its decider died between the journal and the event."""
+    found = None
+    try:
+        for event in read_events(events):
+            if event.kind == "transition" and event.generation == done.generation:
+                found = event.time if event.figures.get("transition") == done.kind else found
+    except OSError as broken:
+        log.error("unknown which transitions were told problem=%s", broken)
+        return time.time()
+    return found
 
 
 def _is_news(state: State, generation: int) -> bool:

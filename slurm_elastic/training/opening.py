@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic import config
+from slurm_elastic import config_kept
 from slurm_elastic.checkpoint.layout import step_name
 from slurm_elastic.checkpoint.publish import newest
 from slurm_elastic.rundir import RunDirectory
@@ -63,7 +63,8 @@ def _supervised(
     environ: MutableMapping[str, str], run: RunFacts, ranks: Ranks | None, communicator: Any, overrides: Overrides
 ) -> Parts:
     directory = RunDirectory(run.directory)
-    settings = override(from_config(config.load(directory.config), run.directory), overrides, standalone=False)
+    config, problem = config_kept.load_of_run(directory)
+    settings = override(from_config(config, run.directory), overrides, standalone=False)
     times = settings.control
     control = Supervised(run, ranks or Ranks(), times.heartbeat, times.supervisor_timeout, leave=os._exit)
     control.start()
@@ -71,6 +72,8 @@ def _supervised(
     world = join(ranks, communicator, settings.backend)
     is_first = world.global_rank == 0
     progress = Progress()
+    if problem and is_first:
+        control.send(Warned(text=problem))
 
     def report(steps: tuple[StepDone, ...]) -> None:
         control.send(

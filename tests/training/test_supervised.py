@@ -132,6 +132,15 @@ def test_a_save_that_cannot_fit_is_skipped_loudly_on_all_ranks(supervised: Start
     assert [f"no save at step {last}" in message.text for _, message in supervisor.said(m.Warned)] == [True]
 
 
+def test_workers_go_on_with_the_settings_before_when_a_fault_was_edited_into_them(supervised: Start) -> None:
+    supervisor = supervised(publishing)
+    supervisor.run.last_valid.write_text(RUN_YAML)
+    supervisor.run.config.write_text("run: {name: [}")
+
+    assert run_world(supervisor, 1, Plot(), generation=1) == [0]
+    assert [message.text for _, message in supervisor.said(m.Warned) if "settings before" in message.text]
+
+
 def test_a_run_whose_last_checkpoint_is_refused_is_not_finished(supervised: Start) -> None:
     def react(supervisor: ScriptedSupervisor, link: Link, message: m.AnyMessage) -> None:
         if isinstance(message, m.Saved) and message.step == 16:

@@ -432,7 +432,25 @@ def test_a_run_that_gave_up_may_be_submitted_again() -> None:
     world.pass_time(5)
 
     assert world.state.phase == "training"
-    assert world.transitions == ["start", "start"]
+    assert world.transitions == ["start", "restart"]
+
+
+def test_the_time_that_a_run_was_stopped_is_not_what_a_growth_costs() -> None:
+    world = with_one()
+    before = world.state.stall_s
+    world.feed(e.StopRequested())
+    world.pass_time(5)
+    assert world.over == "Stop"
+    world.over = ""
+    world.jobs = {300: replace_job(world.jobs.pop(BASE), 300)}
+    world.feed(e.SupervisorStarted(epoch=2, base_job_id=300))
+    world.feed(e.AgentJoined(job_id=300, role="base", nodes=("b1", "b2"), incarnation="n"))
+    for node in ("b1", "b2"):
+        world.feed(e.NodeReady(generation=world.state.last_number, node=node))
+    world.feed(e.GenerationStepping(generation=world.state.generation, step=9, stall_s=7200.0))
+
+    assert world.transitions[-1] == "restart"
+    assert world.state.stall_s == before
 
 
 def replace_job(job: FakeJob, job_id: int) -> FakeJob:

@@ -22,6 +22,7 @@ def state() -> State:
         reason="3 nodes train",
         last_number=3,
         has_trained=True,
+        before=members[:2],
         live=Generation(number=3, members=members, launched_at=90.0, opened_at=95.0),
         allocations=(
             Allocation(job_id=1, role="base", contact="joined", nodes=("n1", "n2"), qos="high"),

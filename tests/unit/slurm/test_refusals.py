@@ -19,6 +19,8 @@ ARGV = ("sbatch", "x")
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
         "slurm_load_jobs error: Slurm backup controller in standby mode",
         "sacctmgr: error: Problem talking to the database: Connection refused",
+        "squeue: fatal: Could not establish a configuration source",
+        "sbatch: error: fetch_config: DNS SRV lookup failed",
         'sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory',
     ],
 )

@@ -198,6 +198,21 @@ def test_a_job_that_starts_after_a_stop_is_not_taken_for_one_that_leaves(slurm, 
     assert "is running already: base job 1 is RUNNING" in capsys.readouterr().err
 
 
+def test_of_two_submissions_at_the_same_time_one_is_refused(slurm, yaml, run, monkeypatch, capsys):
+    plain, codes = slurm.submit, []  # bound before it is replaced
+
+    def submit_meanwhile(request):
+        codes.append(submit(yaml))
+        return plain(request)
+
+    monkeypatch.setattr(MemorySlurm, "submit", lambda self, request: submit_meanwhile(request))
+
+    assert submit(yaml) == 0
+    assert codes == [2]
+    assert len(slurm.known_jobs) == 1
+    assert "another `submit`" in capsys.readouterr().err
+
+
 def test_faults_of_the_file_are_json_when_that_is_asked_for(slurm, yaml, capsys):
     yaml.write_text(YAML + "  max_nods: 3\n")
 

@@ -85,7 +85,7 @@ class Cluster:
         self.supervisor = self.supervise()
         self.base = self.agent(BASE, "base", "n1", "n2")
 
-    def supervise(self, restart_count: int = 0) -> Supervisor:
+    def supervise(self, restart_count: int = 0, settings_problem: str = "") -> Supervisor:
         claimant = Claimant(node="n1", pid=1, job_id=BASE, restart_count=restart_count)
         around = Surroundings(
             run=self.run,
@@ -93,6 +93,7 @@ class Cluster:
             slurm=self.slurm,
             claimant=claimant,
             host="127.0.0.1",
+            settings_problem=settings_problem,
             request_for=lambda order: BatchRequest(
                 script=Path("x"), token=comment_of(self.run, order.token), options={"no-requeue": True}
             ),
@@ -215,6 +216,28 @@ def test_steps_that_a_killed_supervisor_had_not_written_are_told_again(
 
     assert audit(read_ledger(cluster.run.ledger)).clean
     assert cluster.status()["generation"] == 1
+
+
+def test_a_transition_that_a_killed_supervisor_decided_and_did_not_tell_is_told_by_the_next(cluster: Cluster) -> None:
+    cluster.wait_for_world(2)
+    wait_until(cluster.transitions, "the start is told")
+    for told_already in (False, True):
+        cluster.supervisor.kill()
+        if not told_already:
+            cluster.run.events.unlink()
+        cluster.supervisor = cluster.supervise()
+        cluster.wait_for_world(2)
+        assert [(t["transition"], t["generation"]) for t in cluster.transitions()] == [("start", 1)]
+
+
+def test_a_fault_edited_into_the_settings_is_told_and_ends_nothing(cluster: Cluster) -> None:
+    cluster.wait_for_world(2)
+    cluster.supervisor.kill()
+    cluster.supervisor = cluster.supervise(settings_problem="run.yaml:3: run.name is odd")
+    cluster.wait_for_world(2)
+
+    wait_until(lambda: "run.name is odd" in str(cluster.status().get("problems")), "the status says so")
+    assert any("run.name is odd" in event.reason for event in read_events(cluster.run.events))
 
 
 def test_the_journal_of_a_run_replays_to_its_last_state(cluster: Cluster) -> None:
