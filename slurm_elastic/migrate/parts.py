@@ -71,14 +71,6 @@ def construct(build: Callable[[W], Parts], world: W) -> Parts:
 
 def _refuse_lost_values(objects: Objects) -> None:
     """Plain tensors made on the meta device have lost their values, and nobody can tell what they were."""
-    for own, optimizer in objects.optimizers.items():
-        for group in optimizer.param_groups:
-            for key, value in group.items():
-                if isinstance(value, torch.Tensor) and value.is_meta:
-                    raise UserMistake(
-                        f"{own}: {key} is a tensor without a value, because build(world) runs on the meta device",
-                        fix="make it with device='cpu', or give a number",
-                    )
     for own, model in objects.models.items():
         for name, module in modules(model):
             if isinstance(module, DistributedDataParallel):

@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from slurm_elastic.migrate.capture import Captured, capture
+from slurm_elastic.migrate.capture_buffers import share_buffers
 from slurm_elastic.migrate.capture_layout import Described, Known, known, layout, renamed
 from slurm_elastic.migrate.model import Box
 from slurm_elastic.migrate.parts import Parts, construct
@@ -291,3 +292,22 @@ def _fill(parts: Parts | None, rank: int, captures: list[Captured], state: FULL)
 
 def _slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(offset, offset + size) for offset, size in zip(box.offset, box.size, strict=True))
+
+
+def buffers(rank: int) -> None:
+    """Two ranks of DDP with BatchNorm, each on its own samples: statistics differ until they are shared."""
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+    model(torch.randn(5, 6, generator=torch.Generator().manual_seed(rank))).sum().backward()
+    before = capture({"model": model}, rank).local
+    means = [torch.empty(4), torch.empty(4)]
+    dist.all_gather(means, before["model.1.running_mean", Box((0,), (4,))])
+    assert not torch.equal(*means)
+
+    share_buffers({"model": model})
+
+    taken = capture({"model": model}, rank)
+    assert taken.described.peers == (0, 1)
+    assert torch.equal(taken.local["model.1.running_mean", Box((0,), (4,))], means[0])
+    assert taken.local["model.1.num_batches_tracked", Box((), ())] == 1
+    dist.destroy_process_group()

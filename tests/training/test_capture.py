@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.capture_worlds import Kind, transition
+from tests.training.capture_worlds import Kind, buffers, transition
 from tests.training.worlds import WorldOfProcesses
 
 pytestmark = pytest.mark.training
@@ -41,3 +41,11 @@ def test_training_goes_on_in_another_world_as_if_it_had_never_left(
     codes = WorldOfProcesses(4, transition, old, new, steps, log=log).wait(100.0)
 
     assert codes == [0] * 4, log.read_text()
+
+
+def test_statistics_that_ranks_keep_apart_are_shared_before_they_count_as_equal(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    codes = WorldOfProcesses(2, buffers, log=log).wait(100.0)
+
+    assert codes == [0] * 2, log.read_text()
