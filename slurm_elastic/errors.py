@@ -13,7 +13,10 @@ SlurmElasticError                 exit code 1
 │   └── PeerClosed                1   the connection ended
 ├── CheckpointError               1   incomplete, corrupt, or not ours
 │   └── CheckpointVersionError    1   written by another release: neither loaded nor called corrupt
-├── RegroupError              1   a worker cannot get into the next generation in place
+├── RegroupError                  1   a worker cannot get into the next generation in place
+├── MigrationError                1   state could not be moved between workers
+│   ├── PeerLost                  1   a device went away, or did not answer, while state moved
+│   └── MigrationCancelled        1   a newer order has come
 ├── RequestNotTaken               1   a running supervisor did not do what the command line asked, in time
 ├── TestbedError                  1   the cluster on this machine could not be made to do it
 └── MissingDependency             1   an optional package or program is needed for this
@@ -114,6 +117,23 @@ class CheckpointVersionError(CheckpointError):
 
 class RegroupError(SlurmElasticError):
     """This worker cannot get into the next generation in place: a peer is missing, or state is gone everywhere."""
+
+
+class MigrationError(SlurmElasticError):
+    """State could not be moved. `peer`: the device it failed with, `tensors`: what was on the way, as far as known."""
+
+    def __init__(self, problem: str, *, peer: str = "", tensors: Sequence[str] = (), fix: str = "") -> None:
+        super().__init__(problem, fix=fix)
+        self.peer = peer
+        self.tensors = tuple(tensors)
+
+
+class PeerLost(MigrationError):
+    """A device's connection ended, or it did not answer in time, while state moved from or to it."""
+
+
+class MigrationCancelled(MigrationError):
+    """Somebody in this process called the movement off: a newer order has come."""
 
 
 class RequestNotTaken(SlurmElasticError):

@@ -67,8 +67,8 @@ class WorldOfProcesses:
             process.start()
             self._processes.append(process)
 
-    def wait(self, timeout_s: float = 60.0) -> list[int]:
-        """Exit codes (negative: signal). When one fails the rest is killed, as a supervisor would do."""
+    def wait(self, timeout_s: float = 60.0, *, kill_rest: bool = True) -> list[int]:
+        """Exit codes (negative: signal). When one fails the rest is killed, as a supervisor would do, or goes on."""
         deadline = time.monotonic() + timeout_s
         sentinels = {process.sentinel: process for process in self._processes}
         while sentinels:
@@ -80,7 +80,7 @@ class WorldOfProcesses:
             ended = [sentinels.pop(sentinel) for sentinel in ready]  # type: ignore[index]
             for process in ended:
                 process.join()
-            if any(process.exitcode for process in ended):
+            if kill_rest and any(process.exitcode for process in ended):
                 self.kill()
         return [process.exitcode if process.exitcode is not None else -99 for process in self._processes]
 

@@ -33,6 +33,10 @@ LAYER = {
 }
 IMPURE = {"os", "time", "signal", "subprocess", "logging", "torch", "mpi4py", "asyncio", "socket"}
 HEAVY_ALLOWED = {"training", "checkpoint", "demo"}
+# What of migrate/ touches memory; all else there only thinks, and must not pull any of these in.
+TORCH_IN_MIGRATE = ("capture", "parts", "checksum", "execute", "store", "transport")
+PURE_IN_MIGRATE = {"capture_boxes.py", "capture_layout.py", "execute_schedule.py", "store_boxes.py"}
+MPI_IN_MIGRATE = "transport_mpi.py"
 
 
 def modules() -> list[Path]:
@@ -75,8 +79,25 @@ def test_the_decision_machine_is_pure(path: Path) -> None:
     assert not IMPURE & {name.split(".")[0] for name in imports(path)}
 
 
+def moves(path: Path) -> bool:
+    """Whether this module is one of those of migrate/ that handle tensors."""
+    return part_of(path) == "migrate" and path.name.startswith(TORCH_IN_MIGRATE) and path.name not in PURE_IN_MIGRATE
+
+
 @pytest.mark.parametrize(
     "path", [p for p in modules() if part_of(p) not in HEAVY_ALLOWED], ids=lambda path: str(path.relative_to(PACKAGE))
 )
 def test_torch_and_mpi_are_imported_only_where_training_is(path: Path) -> None:
-    assert not {"torch", "mpi4py"} & {name.split(".")[0] for name in imports(path)}
+    allowed = ({"torch"} if moves(path) else set()) | ({"mpi4py"} if path.name == MPI_IN_MIGRATE else set())
+
+    assert not {"torch", "mpi4py"} & {name.split(".")[0] for name in imports(path)} - allowed
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in modules() if part_of(p) == "migrate" and not moves(p)], ids=lambda path: path.name
+)
+def test_the_planner_is_pure(path: Path) -> None:
+    moving = {f"slurm_elastic.migrate.{p.stem}" for p in modules() if moves(p)}
+
+    assert not IMPURE & {name.split(".")[0] for name in imports(path)}
+    assert not moving & set(imports(path))
