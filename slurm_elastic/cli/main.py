@@ -25,6 +25,7 @@ COMMANDS = {
     "scale": ("slurm_elastic.cli.scale:scale", "Ask a run for another number of nodes."),
     "stop": ("slurm_elastic.cli.stop:stop", "Save, end a run and all its jobs."),
     "replay": ("slurm_elastic.cli.replay:replay", "Feed a journal through the decision machine again."),
+    "plan": ("slurm_elastic.cli.plan:plan", "Show what a transition would move, before it is made."),
     "testbed": ("slurm_elastic.cli.testbed:testbed", "A real Slurm cluster on this machine, with faults to inject."),
     "demo": ("slurm_elastic.cli.demo:demo", "A day in the life of an elastic training, on the testbed."),
 }

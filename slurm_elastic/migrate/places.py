@@ -1,0 +1,190 @@
+"""Host maps that count nodes: ranks of a group together (span), few nodes in use (nodes).
+
+Small problems are solved exactly as an integer program over classes of ranks and hosts; large ones by slots.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_elastic.migrate.boxes import Ints
+from slurm_elastic.migrate.problem import Key
+from slurm_elastic.migrate.score import measures
+from slurm_elastic.migrate.stock import Stock, members
+
+LARGEST_PROGRAM = 4_096  # choices of a rank class and a host class
+MOST_NODES = 20_000  # of the solver's search tree: a limit that is the same on every machine
+
+
+def best_places(s: Stock, keys: tuple[Key, ...]) -> tuple[Ints, bool]:
+    """(device per rank, whether it is proven to be the best)."""
+    from slurm_elastic.migrate.slots import whole_nodes
+
+    whole = whole_nodes(s, keys)
+    if whole is not None and whole[1]:
+        return whole
+    program = Program(s, keys)
+    if program.rows * program.columns <= LARGEST_PROGRAM:
+        solved = program.solve()
+        if solved is not None and (solved[1] or whole is None):
+            return solved
+    if whole is not None:
+        return whole
+    from slurm_elastic.migrate.slots import chosen_nodes
+
+    return chosen_nodes(s, keys), False
+
+
+@dataclass
+class Program:
+    """x[c, e]: how many ranks of class c run on hosts of class e; y[v]: node v is used; z[g, v]: group g touches it."""
+
+    s: Stock
+    keys: tuple[Key, ...]
+
+    def __post_init__(self) -> None:
+        names = {name for key in self.keys for name, _ in key}
+        self.groups = self.s.problem.groups if "span" in names else ()
+        self.ranks_of = self._rank_classes(single="max_recv" in names)
+        self.nodes = np.unique(self.s.class_node)
+        self.rows, self.columns = len(self.ranks_of), len(self.s.hosts_of)
+        self.free = np.array([len(h) for h in self.s.hosts_of])
+        self.crowd = np.array([len(r) for r in self.ranks_of])
+        self.kind = self.s.rank_class[[int(r[0]) for r in self.ranks_of]]
+        self.limits: list[tuple[list[tuple[int, float]], float, float]] = []
+
+    def _rank_classes(self, *, single: bool) -> list[Ints]:
+        """Ranks that need the same and are in the same group; with `single`, each for itself."""
+        problem = self.s.problem
+        if single:
+            return [np.array([r]) for r in range(problem.ranks)]
+        group = np.zeros(problem.ranks, np.int64)
+        for number, ranks in enumerate(self.groups, start=1):
+            group[list(ranks)] = number
+        both = self.s.rank_class * (len(self.groups) + 1) + group
+        return members(np.unique(both, return_inverse=True)[1])
+
+    # -- variables
+
+    def x(self, c: int, e: int) -> int:
+        return c * self.columns + e
+
+    def y(self, v: int) -> int:
+        return self.rows * self.columns + v
+
+    def z(self, g: int, v: int) -> int:
+        return self.rows * self.columns + len(self.nodes) * (1 + g) + v
+
+    @property
+    def size(self) -> int:
+        return self.z(len(self.groups), 0) + 1  # the last one is max_recv
+
+    @cached_property
+    def cost(self) -> Ints:
+        return self.s.cost[self.kind]
+
+    def limit(self, entries: list[tuple[int, float]], low: float, high: float) -> None:
+        self.limits.append((entries, low, high))
+
+    def _build(self) -> None:
+        every = range(self.columns)
+        for c in range(self.rows):
+            self.limit([(self.x(c, e), 1) for e in every], self.crowd[c], self.crowd[c])
+        for v, node in enumerate(self.nodes):
+            mine = [e for e in every if self.s.class_node[e] == node]
+            room = int(self.free[mine].sum())
+            for e in mine:
+                column = [(self.x(c, e), 1.0) for c in range(self.rows)]
+                self.limit([*column, (self.y(v), -float(self.free[e]))], -np.inf, 0)
+            for g, group in enumerate(self.groups):
+                for c in range(self.rows):
+                    if int(self.ranks_of[c][0]) in group:
+                        most = float(min(self.crowd[c], room))
+                        self.limit([*((self.x(c, e), 1.0) for e in mine), (self.z(g, v), -most)], -np.inf, 0)
+        if any(name == "max_recv" for key in self.keys for name, _ in key):
+            for c in range(self.rows):
+                row = [(self.x(c, e), float(self.cost[c, e])) for e in every]
+                self.limit([*row, (self.size - 1, -1.0)], -np.inf, 0)
+
+    def _coefficients(self, key: Key) -> npt.NDArray[np.float64]:
+        out = np.zeros(self.size)
+        cells = self.rows * self.columns
+        for name, weight in key:
+            if name == "bytes":
+                out[:cells] += weight * self.cost.ravel()
+            elif name == "inter":
+                out[:cells] += weight * self.s.inter[self.kind].ravel()
+            elif name == "nodes":
+                out[cells : cells + len(self.nodes)] += weight
+            elif name == "span":
+                out[cells + len(self.nodes) : self.size - 1] += weight
+            else:
+                out[self.size - 1] += weight
+        return out
+
+    def solve(self) -> tuple[Ints, bool] | None:
+        """One key after the other, each optimum fixed for the next. None if the solver gave up early."""
+        self._build()
+        proven, host = True, None
+        for key in self.keys:
+            goal = self._coefficients(key)
+            unit = math.gcd(*(int(v) for v in goal)) or 1
+            result = self._run(goal / unit)
+            if result.x is None:
+                return None if host is None else (host, False)
+            host = self._hosts(np.rint(result.x[: self.rows * self.columns]).astype(np.int64))
+            measured = measures(self.s, host)
+            value = sum(w * measured[name] for name, w in key)
+            proven &= result.status == 0 and math.ceil(result.mip_dual_bound - 1e-6) * unit >= value
+            self.limit([(k, v / unit) for k, v in enumerate(goal.tolist()) if v], -np.inf, value / unit + 0.5)
+        return None if host is None else (host, proven)
+
+    def _run(self, goal: npt.NDArray[np.float64]) -> Any:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_matrix
+
+        row = [r for r, (entries, _, _) in enumerate(self.limits) for _ in entries]
+        column = [k for entries, _, _ in self.limits for k, _ in entries]
+        value = [v for entries, _, _ in self.limits for _, v in entries]
+        matrix = csr_matrix((value, (row, column)), shape=(len(self.limits), self.size))
+        most = np.ones(self.size)
+        cells = self.rows * self.columns
+        most[:cells] = np.minimum(self.crowd[:, None], self.free[None, :]).ravel()
+        most[-1] = self.cost.max(initial=0)
+        bounds = [limit[1] for limit in self.limits], [limit[2] for limit in self.limits]
+        return milp(
+            goal,
+            constraints=LinearConstraint(matrix, *bounds),
+            integrality=np.ones(self.size),
+            bounds=Bounds(0, most),
+            options={"mip_rel_gap": 0.0, "node_limit": MOST_NODES},
+        )
+
+    def _hosts(self, count: Ints) -> Ints:
+        """Devices of all ranks for given class counts; a rank stays at home where its class goes there, too."""
+        s, count = self.s, count.reshape(self.rows, self.columns).copy()
+        home = np.full(s.problem.ranks, -1)
+        n = min(len(home), len(s.problem.previous))
+        home[:n] = s.problem.previous[:n]
+        out = np.full(s.problem.ranks, -1)
+        free = [s.problem.hosts[h].tolist() for h in s.hosts_of]
+        place = {d: e for e, devices in enumerate(free) for d in devices}
+        for c, ranks in enumerate(self.ranks_of):
+            for rank in ranks.tolist():
+                e = place.get(int(home[rank]), -1)
+                if e >= 0 and count[c, e] > 0 and home[rank] in free[e]:
+                    out[rank] = home[rank]
+                    free[e].remove(home[rank])
+                    count[c, e] -= 1
+        for c, ranks in enumerate(self.ranks_of):
+            for rank in ranks[out[ranks] < 0].tolist():
+                e = int(np.flatnonzero(count[c])[0])
+                out[rank] = free[e].pop(0)
+                count[c, e] -= 1
+        return out

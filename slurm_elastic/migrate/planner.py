@@ -1,0 +1,103 @@
+"""The pure planner: from two layouts and the devices to who hosts, keeps, sends and receives what, and when.
+
+Equal input gives an equal plan on every rank.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from slurm_elastic.errors import UserMistake
+from slurm_elastic.migrate.hosts import Hosting, host_map
+from slurm_elastic.migrate.model import Claims, Plan
+from slurm_elastic.migrate.problem import Problem
+from slurm_elastic.migrate.schedule import schedule
+from slurm_elastic.migrate.score import measures
+from slurm_elastic.migrate.stock import Stock, cost_matrix, lost, stock
+from slurm_elastic.migrate.transfers import Movement, bytes_of, movement
+
+SMALL_MATRIX = 64  # cells; up to this a plan shows it
+
+
+class Outline(NamedTuple):
+    """The decisions of a plan without its programs: what scales to thousands of ranks."""
+
+    stock: Stock
+    hosting: Hosting
+    moves: Movement
+
+
+class Planned(NamedTuple):
+    """`outline`: None where there is no transition. `peak_extra`: bytes above the larger of before and after."""
+
+    plan: Plan
+    outline: Outline | None
+    peak_extra: int
+
+
+def outline(problem: Problem) -> Outline | Plan:
+    """Host map and transfers; or the plan that says why there are none: infeasible, or unrecoverable."""
+    if len(problem.hosts) < problem.ranks:
+        return Plan("infeasible")
+    s = stock(problem)
+    gone = lost(s)
+    if gone:
+        return Plan("unrecoverable", lost=gone)
+    hosting = host_map(s)
+    return Outline(s, hosting, movement(s, hosting.host))
+
+
+def plan(problem: Problem) -> Planned:
+    """The whole plan, as it is executed. Raises UserMistake where a chunk is less than an element that must travel."""
+    found = outline(problem)
+    if isinstance(found, Plan):
+        return Planned(found, None, 0)
+    _check_chunk(problem, found)
+    host = found.hosting.host
+    programs, peak_extra = schedule(problem, host, found.moves)
+    matrix = cost_matrix(found.stock) if problem.ranks * len(problem.devices) <= SMALL_MATRIX else None
+    ids = [device.id for device in problem.devices]
+    made = Plan(
+        "ok",
+        host=tuple(ids[d] for d in host.tolist()),
+        programs={ids[d]: steps for d, steps in programs.items()},
+        claims=claims(found),
+        cost_matrix=matrix,
+    )
+    return Planned(made, found, peak_extra)
+
+
+def claims(found: Outline) -> Claims:
+    """Bytes that will be moved, and the places they go to."""
+    problem, travels = found.stock.problem, found.moves.travels
+    size = bytes_of(found.stock, travels)
+    crosses = problem.nodes[travels.source] != problem.nodes[travels.target] if len(travels) else size > 0
+    measured = measures(found.stock, found.hosting.host)
+    return Claims(
+        total_bytes=int(size.sum()),
+        inter_node_bytes=int(size[crosses].sum()),
+        max_send_bytes=int(found.moves.loads.max(initial=0)),
+        nodes=measured["nodes"],
+        span=measured["span"],
+    )
+
+
+def as_json(made: Plan) -> dict[str, object]:
+    """A plan in the exchange format."""
+    shown: dict[str, object] = msgspec.to_builtins(made)
+    if made.status == "ok":
+        shown = {"status": "ok", "host": list(made.host), "programs": {}, **shown}
+    return shown
+
+
+def _check_chunk(problem: Problem, found: Outline) -> None:
+    chunk = problem.limits.chunk
+    for pattern in sorted(set(found.moves.travels.pattern.tolist())) if chunk is not None else ():
+        each = problem.patterns[pattern]
+        if each.item > (chunk or 0):
+            raise UserMistake(
+                f"chunk_bytes {chunk} is less than one element of {each.names[0]} ({each.item} bytes)",
+                fix=f"chunks of at least {each.item} bytes",
+            )

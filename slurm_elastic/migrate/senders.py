@@ -1,0 +1,103 @@
+"""Who sends how much: demands shared among the devices that hold the data, so that the busiest sends least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slurm_elastic.migrate.flow import Flow, level
+
+
+class Demand(NamedTuple):
+    """`elements` of `item` bytes each that any device of `who` may send."""
+
+    item: int
+    who: tuple[int, ...]
+    elements: int
+
+
+Shares = list[tuple[int, int]]  # (device, elements), in order; they add up to the demand
+
+
+def share(demands: Sequence[Demand]) -> list[Shares]:
+    """For each demand its shares. No device sends more than the least possible plus one element per item size."""
+    out: list[Shares] = [[] for _ in demands]
+    for part in _connected(demands):
+        if len(part) == 1 or all(len(demands[k].who) == 1 for k in part):
+            for k in part:
+                out[k] = _evenly(demands[k].who, demands[k].elements)
+        else:
+            for k, shares in zip(part, _balanced([demands[k] for k in part]), strict=True):
+                out[k] = shares
+    return out
+
+
+def _evenly(who: Sequence[int], elements: int) -> Shares:
+    edges = [elements * j // len(who) for j in range(len(who) + 1)]
+    return [(d, b - a) for d, a, b in zip(who, edges, edges[1:], strict=False) if b > a]
+
+
+def _connected(demands: Sequence[Demand]) -> list[list[int]]:
+    """Demands that have devices in common, directly or through others."""
+    leader: dict[int, int] = {}
+
+    def find(d: int) -> int:
+        while leader[d] != d:
+            leader[d] = leader[leader[d]]
+            d = leader[d]
+        return d
+
+    for demand in demands:
+        for d in demand.who:
+            leader.setdefault(d, d)
+            leader[find(d)] = find(demand.who[0])
+    parts: dict[int, list[int]] = {}
+    for k, demand in enumerate(demands):
+        parts.setdefault(find(demand.who[0]), []).append(k)
+    return list(parts.values())
+
+
+def _balanced(demands: Sequence[Demand]) -> list[Shares]:
+    """Devices that may serve the same demands are one supplier. First the flow in bytes, then whole elements."""
+    serves: dict[int, list[int]] = {}
+    for k, demand in enumerate(demands):
+        for d in demand.who:
+            serves.setdefault(d, []).append(k)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for d in sorted(serves):
+        alike.setdefault(tuple(serves[d]), []).append(d)
+    suppliers = list(alike.values())
+    arcs: list[list[int]] = [[] for _ in demands]
+    for s, which in enumerate(alike):
+        for k in which:
+            arcs[k].append(s)
+    size = [len(devices) for devices in suppliers]
+    amount = [d.item * d.elements for d in demands]
+    best = level(amount, arcs, size)
+    q = best.denominator
+    flow = Flow([a * q for a in amount], arcs, [best.numerator * n for n in size])
+    out: list[Shares] = [[] for _ in demands]
+    for item in sorted({d.item for d in demands}):
+        mine = [k for k, d in enumerate(demands) if d.item == item]
+        served = [sum(flow.share[k].get(s, 0) for k in mine) for s in range(len(suppliers))]
+        room = [n * -(-total // (item * q * n)) for total, n in zip(served, size, strict=True)]
+        whole = Flow([demands[k].elements for k in mine], [arcs[k] for k in mine], room)
+        if any(whole.left):
+            raise ArithmeticError("rounded up, the shares must still carry everything")
+        for s, devices in enumerate(suppliers):
+            _deal(devices, [(k, whole.share[j].get(s, 0)) for j, k in enumerate(mine)], out)
+    return out
+
+
+def _deal(devices: Sequence[int], taken: Sequence[tuple[int, int]], out: list[Shares]) -> None:
+    """One after the other: equal parts of all that a supplier took go to its devices."""
+    queue = _evenly(devices, sum(n for _, n in taken))
+    for k, n in taken:
+        while n:
+            device, left = queue[0]
+            step = min(n, left)
+            out[k].append((device, step))
+            n -= step
+            queue[0] = (device, left - step)
+            if left == step:
+                queue.pop(0)

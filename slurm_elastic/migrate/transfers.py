@@ -1,0 +1,234 @@
+"""What stays and what travels under a host map, and from where: every missing element once, from the best holder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_elastic.migrate.boxes import Ints, ints, range_of, volumes
+from slurm_elastic.migrate.model import Box
+from slurm_elastic.migrate.senders import Demand, share
+from slurm_elastic.migrate.stock import Stock
+
+FAR_ABOVE = 2  # forwarding is used where it cuts the largest load to at most one in this many
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Cells by device: box `lo[k]` to `hi[k]` of the tensors [first, last) of a pattern, on or for device `target`."""
+
+    pattern: Ints
+    first: Ints
+    last: Ints
+    lo: Ints
+    hi: Ints
+    target: Ints
+
+    def __len__(self) -> int:
+        return len(self.pattern)
+
+    @property
+    def elements(self) -> Ints:
+        return volumes(self.lo, self.hi) * (self.last - self.first)
+
+
+@dataclass(frozen=True)
+class Transfers(Rows):
+    """Rows that travel from device `source`. `hop`: 0 from an old holder; n: a fresh copy sent on, received as n - 1.
+
+    `chained`: it is received to be sent on, or sent on.
+    """
+
+    source: Ints
+    hop: Ints
+    chained: npt.NDArray[np.bool_]
+
+
+class Movement(NamedTuple):
+    """`stays`: what devices hold already; `travels`: what they get; `loads`: bytes each device sends."""
+
+    stays: Rows
+    travels: Transfers
+    loads: Ints
+
+
+class _Missing(NamedTuple):
+    rows: Rows
+    piece: Ints
+    cell: Ints  # of the old layout
+
+
+def movement(s: Stock, host: Ints) -> Movement:
+    """Who refers to what and who sends what to whom, for a host map (device index per new rank)."""
+    stays, missing = _sorted_out(s, host)
+    direct = _served(s, missing)
+    loads = sent(s, direct)
+    if len(missing.piece) > 1:
+        chained = _chained(s, missing)
+        if chained is not None:
+            lower = sent(s, chained)
+            if int(lower.max(initial=0)) * FAR_ABOVE <= int(loads.max(initial=0)):
+                return Movement(stays, chained, lower)
+    return Movement(stays, direct, loads)
+
+
+def _sorted_out(s: Stock, host: Ints) -> tuple[Rows, _Missing]:
+    p, count = s.pieces, np.diff(s.want.start)
+    piece = np.repeat(np.arange(len(p.a)), count[p.a])
+    begin = np.repeat(np.cumsum(count[p.a]) - count[p.a], count[p.a])
+    rank = s.want.owner[s.want.start[p.a[piece]] + np.arange(len(piece)) - begin]
+    target = host[rank] if len(rank) else rank
+    devices = len(s.problem.devices)
+    held = s.have.rows * devices + s.have.owner
+    wanted = p.b[piece] * devices + target
+    at = np.searchsorted(held, wanted)
+    here = (at < len(held)) & (held[np.minimum(at, len(held) - 1)] == wanted) if len(held) else np.zeros(0, bool)
+    pattern = s.want.pattern[p.a[piece]]
+    names = ints(len(each.names) for each in s.problem.patterns)
+    last = names[pattern] if len(pattern) else pattern
+    rows = Rows(pattern, np.zeros_like(pattern), last, p.lo[piece], p.hi[piece], target)
+    gone = ~here
+    return _take(rows, here), _Missing(_take(rows, gone), piece[gone], p.b[piece][gone])
+
+
+def _take(rows: Rows, which: Ints | npt.NDArray[np.bool_]) -> Rows:
+    return Rows(*(column[which] for column in vars(rows).values()))
+
+
+def _chained(s: Stock, missing: _Missing) -> Transfers | None:
+    """Of targets that need the same from the same holders only the first is served by these; each serves the next."""
+    _, place, _ = _suppliers(s, missing)
+    node = s.problem.nodes[missing.rows.target]
+    order = np.lexsort((missing.rows.target, node, place, missing.piece))
+    again = np.zeros(len(order), bool)
+    same = (missing.piece[order][1:] == missing.piece[order][:-1]) & (place[order][1:] == place[order][:-1])
+    again[1:] = same
+    if not same.any():
+        return None
+    position = np.arange(len(order))
+    head = np.maximum.accumulate(np.where(again, 0, position))
+    more = np.zeros(len(order), bool)
+    more[:-1] = same
+    first = _Missing(_take(missing.rows, order[~again]), missing.piece[order[~again]], missing.cell[order[~again]])
+    heads = _served(s, first, more[~again])
+    rest = _take(missing.rows, order[again])
+    return Transfers(
+        **{name: np.concatenate([column, vars(rest)[name]]) for name, column in list(vars(heads).items())[:6]},
+        source=np.concatenate([heads.source, missing.rows.target[order[np.flatnonzero(again) - 1]]]),
+        hop=np.concatenate([heads.hop, (position - head)[again]]),
+        chained=np.concatenate([heads.chained, np.ones(len(rest), bool)]),
+    )
+
+
+def _suppliers(s: Stock, missing: _Missing) -> tuple[list[tuple[int, ...]], Ints, Ints]:
+    """(sets of devices, for each row its set, for each row the sole device or -1)."""
+    count = np.diff(s.have.start)[missing.cell] if len(missing.cell) else missing.cell
+    sole = np.where(count == 1, s.have.owner[s.have.start[missing.cell]], -1) if len(missing.cell) else missing.cell
+    sets: dict[tuple[int, ...], int] = {}
+    place = sole.copy()
+    devices = len(s.problem.devices)
+    shared = np.flatnonzero(sole < 0)
+    target_node = s.problem.nodes[missing.rows.target] if s.problem.near else np.zeros(len(sole), np.int64)
+    key = missing.cell * (int(target_node.max(initial=0)) + 1) + target_node
+    unique, first, label = np.unique(key[shared], return_index=True, return_inverse=True)
+    found = np.zeros(len(unique), np.int64)
+    for k, at in enumerate(shared[first].tolist()):
+        owners = s.have.owners(int(missing.cell[at]))
+        if s.problem.near:
+            local = owners[s.problem.nodes[owners] == target_node[at]]
+            owners = local if len(local) else owners
+        found[k] = devices + sets.setdefault(tuple(owners.tolist()), len(sets))
+    if len(shared):
+        place[shared] = found[label]
+    return list(sets), place, sole
+
+
+def _served(s: Stock, missing: _Missing, chained: npt.NDArray[np.bool_] | None = None) -> Transfers:
+    """Every row from its sole holder, or shared out so that the largest load is least."""
+    sets, place, sole = _suppliers(s, missing)
+    rows, source = missing.rows, sole.copy()
+    flags = np.zeros(len(rows), bool) if chained is None else chained
+    devices = len(s.problem.devices)
+    item = ints(each.item for each in s.problem.patterns)[rows.pattern] if len(rows) else rows.pattern
+    order = np.lexsort((rows.pattern, rows.target, place, item))
+    kind = np.stack([item[order], place[order]], axis=1) if len(order) else np.zeros((0, 2), np.int64)
+    bounds = [0, *(np.flatnonzero((kind[1:] != kind[:-1]).any(axis=1)) + 1).tolist(), len(order)]
+    groups = [order[a:b] for a, b in pairwise(bounds) if a < b]
+    amount = rows.elements
+    demands = []
+    for mine in groups:
+        where = int(place[mine[0]])
+        who = (where,) if where < devices else sets[where - devices]
+        demands.append(Demand(int(item[mine[0]]), who, int(amount[mine].sum())))
+    extra: list[tuple[int, int, int, int, Box]] = []  # row, device, tensors [first, last), box
+    whole = np.ones(len(rows), bool)
+    for mine, shares in zip(groups, share(demands), strict=True):
+        if len(shares) == 1:
+            source[mine] = shares[0][0]
+            continue
+        ends = np.cumsum(amount[mine])
+        cuts = np.cumsum([n for _, n in shares])
+        begin = np.searchsorted(cuts, ends - amount[mine], side="right")
+        final = np.searchsorted(cuts, ends - 1, side="right")
+        source[mine] = ints(d for d, _ in shares)[begin]
+        for k in np.flatnonzero(begin != final).tolist():
+            row, start = int(mine[k]), int(ends[k] - amount[mine[k]])
+            whole[row] = False
+            for part in range(int(begin[k]), int(final[k]) + 1):
+                low = max(0, (int(cuts[part - 1]) if part else 0) - start)
+                high = min(int(amount[row]), int(cuts[part]) - start)
+                extra += [(row, shares[part][0], *piece) for piece in _stretch(rows, row, low, high)]
+    hop = np.zeros(int(whole.sum()), np.int64)
+    plain = Transfers(**vars(_take(rows, whole)), source=source[whole], hop=hop, chained=flags[whole])
+    return _with_parts(plain, rows, extra, flags) if extra else plain
+
+
+def _stretch(rows: Rows, row: int, low: int, high: int) -> list[tuple[int, int, Box]]:
+    """Elements [low, high) of a row, counted tensor by tensor: (first tensor, last, box)."""
+    lo, hi = rows.lo[row].tolist(), rows.hi[row].tolist()
+    box = Box(tuple(lo), tuple(h - o for o, h in zip(lo, hi, strict=True)))
+    size = int(np.prod(rows.hi[row] - rows.lo[row]))
+    base = int(rows.first[row])
+    first, last = -(-low // size), high // size
+    if first > last:
+        return [(base + last, base + first, part) for part in range_of(box, low - last * size, high - last * size)]
+    out = [(base + first - 1, base + first, part) for part in range_of(box, low - (first - 1) * size, size)]
+    if first < last:
+        out.append((base + first, base + last, box))
+    return out + [(base + last, base + last + 1, part) for part in range_of(box, 0, high - last * size)]
+
+
+def _with_parts(
+    plain: Transfers, rows: Rows, extra: list[tuple[int, int, int, int, Box]], flags: npt.NDArray[np.bool_]
+) -> Transfers:
+    row = ints(each[0] for each in extra)
+    lo = np.array([each[4].offset for each in extra], np.int64)
+    size = np.array([each[4].size for each in extra], np.int64)
+    return Transfers(
+        np.concatenate([plain.pattern, rows.pattern[row]]),
+        np.concatenate([plain.first, ints(each[2] for each in extra)]),
+        np.concatenate([plain.last, ints(each[3] for each in extra)]),
+        np.concatenate([plain.lo, lo]),
+        np.concatenate([plain.hi, lo + size]),
+        np.concatenate([plain.target, rows.target[row]]),
+        np.concatenate([plain.source, ints(each[1] for each in extra)]),
+        np.concatenate([plain.hop, np.zeros(len(row), np.int64)]),
+        np.concatenate([plain.chained, flags[row]]),
+    )
+
+
+def bytes_of(s: Stock, t: Rows) -> Ints:
+    """Bytes of each row."""
+    item = ints(each.item for each in s.problem.patterns)
+    return t.elements * item[t.pattern] if len(t) else t.elements
+
+
+def sent(s: Stock, t: Transfers) -> Ints:
+    """Bytes each device sends."""
+    out = np.zeros(len(s.problem.devices), np.int64)
+    np.add.at(out, t.source, bytes_of(s, t))
+    return out
