@@ -34,7 +34,7 @@ def _reduced(key: Ints) -> Ints:
     if not key.size:
         return key
     low = key - key.min(axis=1, keepdims=True)
-    return low // max(1, int(np.gcd.reduce(low, axis=None)))
+    return np.asarray(low // max(1, int(np.gcd.reduce(low, axis=None))))
 
 
 def fold(keys: Sequence[Ints]) -> Ints | None:

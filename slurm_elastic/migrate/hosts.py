@@ -15,7 +15,7 @@ import numpy as np
 from slurm_elastic.migrate.assign import NoAssignment, assign
 from slurm_elastic.migrate.blocks import assign_in_blocks
 from slurm_elastic.migrate.boxes import Ints
-from slurm_elastic.migrate.problem import Key, Problem
+from slurm_elastic.migrate.problem import PLAIN, Key, Problem
 from slurm_elastic.migrate.score import value_of
 from slurm_elastic.migrate.stock import Stock
 
@@ -44,11 +44,12 @@ def host_map(s: Stock) -> Hosting:
 
 
 def telling(problem: Problem) -> tuple[Key, ...]:
-    """The objective without terms that are the same for every host map."""
+    """The objective without terms that are the same for every host map; what it leaves open is decided by bytes."""
     nodes = len(np.unique(problem.nodes[problem.hosts])) if len(problem.hosts) else 0
     constant = {"span": not problem.groups or nodes < 2, "nodes": nodes < 2 or not problem.ranks}
     keys = (tuple((k, w) for k, w in key if w and not constant.get(k, False)) for key in problem.objective)
-    return tuple(key for key in keys if key)
+    told = tuple(key for key in keys if key)
+    return told if (("bytes", 1),) in told else (*told, *PLAIN)
 
 
 def _without_places(s: Stock, keys: tuple[Key, ...]) -> Ints:

@@ -43,6 +43,25 @@ def inventory(p: Problem, host: Ints) -> Inventory:
     return Inventory(old, new, kept, before, after)
 
 
+def in_place(p: Problem) -> Ints:
+    """For each new rank the host that stores most of its boxes as they are to be stored, each host once; or -1."""
+    boxes: dict[tuple[int, ...], list[int]] = {}
+    key = np.hstack([p.old.pattern[:, None], p.old.lo, p.old.hi]).tolist()
+    for k, box in enumerate(key):
+        boxes[tuple(box)] = p.old.owners(k).tolist()
+    size = p.new.elements * p.weight[p.new.pattern] if len(p.new) else p.new.elements
+    same: dict[tuple[int, int], int] = {}
+    for k, box in enumerate(np.hstack([p.new.pattern[:, None], p.new.lo, p.new.hi]).tolist()):
+        for rank in p.new.owners(k).tolist():
+            for device in boxes.get(tuple(box), ()):
+                same[rank, device] = same.get((rank, device), 0) + int(size[k])
+    out = np.full(p.ranks, -1)
+    for rank, device in sorted(same, key=lambda pair: (-same[pair], pair)):
+        if out[rank] < 0 and device not in out:
+            out[rank] = device
+    return out
+
+
 def _stores(p: Problem, t: Table, device: Ints) -> Stores:
     out: Stores = [{} for _ in p.patterns]
     size = t.hi - t.lo

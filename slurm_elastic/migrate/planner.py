@@ -5,15 +5,19 @@ Equal input gives an equal plan on every rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from slurm_elastic.errors import UserMistake
 from slurm_elastic.migrate.hosts import Hosting, host_map
 from slurm_elastic.migrate.model import Claims, Plan
+from slurm_elastic.migrate.order import in_place
 from slurm_elastic.migrate.problem import Problem
-from slurm_elastic.migrate.schedule import schedule
+from slurm_elastic.migrate.schedule import Schedule, schedule
 from slurm_elastic.migrate.score import measures
 from slurm_elastic.migrate.stock import Stock, cost_matrix, lost, stock
 from slurm_elastic.migrate.transfers import Movement, bytes_of, movement
@@ -37,26 +41,32 @@ class Planned(NamedTuple):
     peak_extra: int
 
 
-def outline(problem: Problem) -> Outline | Plan:
-    """Host map and transfers; or the plan that says why there are none: infeasible, or unrecoverable."""
+def outline(problem: Problem, host: Sequence[int] | None = None) -> Outline | Plan:
+    """Host map and transfers; or the plan that says why there are none: infeasible, or unrecoverable.
+
+    `host`: the device (index) of each new rank where that is settled already.
+    """
     if len(problem.hosts) < problem.ranks:
         return Plan("infeasible")
     s = stock(problem)
     gone = lost(s)
     if gone:
         return Plan("unrecoverable", lost=gone)
-    hosting = host_map(s)
+    hosting = host_map(s) if host is None else Hosting(np.array(host, np.int64), (), ())
     return Outline(s, hosting, movement(s, hosting.host))
 
 
-def plan(problem: Problem) -> Planned:
-    """The whole plan, as it is executed. Raises UserMistake where a chunk is less than an element that must travel."""
-    found = outline(problem)
+def plan(problem: Problem, settled: Sequence[int] | None = None) -> Planned:
+    """The whole plan, as it is executed; `settled`: the host of each new rank, where that is known.
+
+    Raises UserMistake where a chunk is less than an element that must travel.
+    """
+    found = outline(problem, settled)
     if isinstance(found, Plan):
         return Planned(found, None, 0)
     _check_chunk(problem, found)
+    found, (programs, peak_extra) = _within_memory(found)
     host = found.hosting.host
-    programs, peak_extra = schedule(problem, host, found.moves)
     matrix = cost_matrix(found.stock) if problem.ranks * len(problem.devices) <= SMALL_MATRIX else None
     ids = [device.id for device in problem.devices]
     made = Plan(
@@ -67,6 +77,26 @@ def plan(problem: Problem) -> Planned:
         cost_matrix=matrix,
     )
     return Planned(made, found, peak_extra)
+
+
+def _within_memory(found: Outline) -> tuple[Outline, Schedule]:
+    """Programs; where they miss the memory limit, of another host map that is as good, if that keeps it."""
+    problem = found.stock.problem
+    best = found, schedule(problem, found.hosting.host, found.moves)
+    most = problem.limits.peak_extra
+    if most is None or best[1].peak_extra <= most:
+        return best
+    for ties in (in_place(problem), np.zeros(0, np.int64)):
+        s = replace(found.stock, problem=replace(problem, previous=ties))
+        hosting = host_map(s)
+        if hosting.value == found.hosting.value and hosting.bound == found.hosting.bound:
+            other = Outline(s, hosting, movement(s, hosting.host))
+            programs = schedule(problem, hosting.host, other.moves)
+            if programs.peak_extra < best[1].peak_extra:
+                best = other, programs
+            if programs.peak_extra <= most:
+                break
+    return best
 
 
 def claims(found: Outline) -> Claims:

@@ -43,8 +43,8 @@ def schedule(p: Problem, host: Ints, moves: Movement) -> Schedule:
     have = inventory(p, host)
     work = Work(p, moves, have)
     best: Schedule | None = None
-    for early in (True, False):
-        writer = Writer(p, have, work)
+    for late, early in ((False, True), (False, False), (True, True), (True, False)):
+        writer = Writer(p, have, work, late=late)
         for pattern, number in tensor_order(p, have, work.used, early=early):
             writer.tensor(pattern, number)
         found = writer.result()
@@ -164,10 +164,13 @@ def take(box: Box, most: int) -> tuple[Box, list[Box]]:
 
 
 class Writer:
-    """Writes the programs, one tensor at a time, and keeps account of memory."""
+    """Writes the programs, one tensor at a time, and keeps account of memory.
 
-    def __init__(self, p: Problem, have: Inventory, work: Work) -> None:
-        self.p, self.have, self.work = p, have, work
+    `late`: what a device has itself is copied after a tensor's messages and not before.
+    """
+
+    def __init__(self, p: Problem, have: Inventory, work: Work, *, late: bool = False) -> None:
+        self.p, self.have, self.work, self.late = p, have, work, late
         self.chunk = p.limits.chunk or DEFAULT_CHUNK
         extra = 2 * self.chunk if p.limits.peak_extra is None else p.limits.peak_extra
         self.top = np.maximum(have.before, have.after).tolist()
@@ -209,11 +212,13 @@ class Writer:
         for m in messages:
             if not m.hop:
                 self._count(m.source, m.box, 1)
+        if self.late:
+            self._send_all(messages)
         for d in sorted(refers):
             for box in refers[d]:
                 self._refer(d, box)
-        for m in messages:
-            self._send(m)
+        if not self.late:
+            self._send_all(messages)
 
     def _count(self, device: int, box: Box, sign: int) -> list[Box]:
         """Old boxes of which nothing more is needed after this."""
@@ -248,15 +253,16 @@ class Writer:
         self.unborn.get(device, set()).difference_update(born)
         self._free(device, box)
 
-    def _send(self, m: Message) -> None:
-        left = [m.box]
-        while left:
-            box = left.pop()
-            piece, rest = self._place(m, box)
-            left += reversed(rest)
-            self.arrived[m.target].append((piece, self.lanes[m.target].rounds))
-            if not m.hop:
-                self._free(m.source, piece)
+    def _send_all(self, messages: Iterable[Message]) -> None:
+        for m in messages:
+            left = [m.box]
+            while left:
+                box = left.pop()
+                piece, rest = self._place(m, box)
+                left += reversed(rest)
+                self.arrived[m.target].append((piece, self.lanes[m.target].rounds))
+                if not m.hop:
+                    self._free(m.source, piece)
 
     def _place(self, m: Message, box: Box) -> tuple[Box, list[Box]]:
         """Puts the front of a box into a round of both sides: one that is being filled if much of it fits, or a new."""

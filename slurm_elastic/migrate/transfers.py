@@ -103,10 +103,11 @@ def _chained(s: Stock, missing: _Missing) -> Transfers | None:
     """Of targets that need the same from the same holders only the first is served by these; each serves the next."""
     _, place, _ = _suppliers(s, missing)
     node = s.problem.nodes[missing.rows.target]
-    order = np.lexsort((missing.rows.target, node, place, missing.piece))
-    again = np.zeros(len(order), bool)
-    same = (missing.piece[order][1:] == missing.piece[order][:-1]) & (place[order][1:] == place[order][:-1])
-    again[1:] = same
+    far = ~_in_node(s, missing)
+    order = np.lexsort((missing.rows.target, node, far, place, missing.piece))
+    kind = np.stack([missing.piece, place, far & s.problem.near])[:, order]
+    same = (kind[:, 1:] == kind[:, :-1]).all(axis=0)
+    again = np.concatenate([[False], same])
     if not same.any():
         return None
     position = np.arange(len(order))
@@ -122,6 +123,14 @@ def _chained(s: Stock, missing: _Missing) -> Transfers | None:
         hop=np.concatenate([heads.hop, (position - head)[again]]),
         chained=np.concatenate([heads.chained, np.ones(len(rest), bool)]),
     )
+
+
+def _in_node(s: Stock, missing: _Missing) -> npt.NDArray[np.bool_]:
+    """Rows whose target's node has a holder."""
+    nodes = s.problem.nodes
+    count = int(nodes.max()) + 1
+    there = np.unique(s.have.rows * count + nodes[s.have.owner])
+    return np.isin(missing.cell * count + nodes[missing.rows.target], there)
 
 
 def _suppliers(s: Stock, missing: _Missing) -> tuple[list[tuple[int, ...]], Ints, Ints]:
