@@ -92,7 +92,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 def known(described: Iterable[Described]) -> Known:
     """Join what ranks say. Raises UserMistake when two of them disagree about a tensor's shape or type."""
-    ordered = sorted(described, key=lambda one: one.rank)
+    ordered = _distinct(described)
     aliases = joined_aliases(one.aliases for one in ordered)
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
@@ -115,15 +115,16 @@ def layout(described: Iterable[Described], world: int, aliases: Mapping[str, str
 
     `aliases`: further tied names, such as those of the layout on the other side of a transition.
     """
-    ordered = sorted(described, key=lambda one: one.rank)
+    ordered = _distinct(described)
     tied = joined_aliases([*(one.aliases for one in ordered), aliases or {}])
     holds: list[Holds] = [{} for _ in range(world)]
+    made: dict[tuple[tuple[int, ...], Spread], list[tuple[int, tuple[Box, ...]]]] = {}
     for one in ordered:
         for name, entry in one.tensors.items():
             held = tied.get(name, name)
-            for rank, boxes in _boxes_of_all(one, name, entry).items():
-                if boxes and not holds[rank].get(held):
-                    holds[rank][held] = boxes
+            for rank, boxes in _boxes_of_all(one, name, entry, made):
+                if boxes:
+                    holds[rank].setdefault(held, boxes)
     tensors = {tied.get(name, name): tensor for name, tensor in known(ordered).tensors.items()}
     return Layout(tensors, tuple(holds))
 
@@ -150,12 +151,29 @@ def renamed(one: Described, aliases: Mapping[str, str]) -> Described:
     return msgspec.structs.replace(one, tensors=tensors, aliases=joined_aliases([one.aliases, aliases]))
 
 
-def _boxes_of_all(one: Described, name: str, entry: Entry) -> dict[int, tuple[Box, ...]]:
+def _boxes_of_all(
+    one: Described,
+    name: str,
+    entry: Entry,
+    made: dict[tuple[tuple[int, ...], Spread], list[tuple[int, tuple[Box, ...]]]],
+) -> list[tuple[int, tuple[Box, ...]]]:
     spread = one.spread_of(name)
-    if spread is not None:
-        return {rank: tuple(part.box for part in parts) for rank, parts in parts_of_all(entry.shape, spread).items()}
-    boxes = tuple(part.box for part in one.parts(name))
-    return dict.fromkeys(one.peers, boxes)
+    if spread is None:
+        boxes = tuple(part.box for part in one.parts(name))
+        return [(rank, boxes) for rank in one.peers]
+    key = (entry.shape, spread)
+    if key not in made:
+        held = parts_of_all(entry.shape, spread)
+        made[key] = [(rank, tuple(part.box for part in parts)) for rank, parts in held.items()]
+    return made[key]
+
+
+def _distinct(described: Iterable[Described]) -> list[Described]:
+    """By rank, without those that say the same as one before: most of a large world."""
+    kinds: dict[bytes, Described] = {}
+    for one in sorted(described, key=lambda one: one.rank):
+        kinds.setdefault(msgspec.msgpack.encode(msgspec.structs.replace(one, rank=0)), one)
+    return list(kinds.values())
 
 
 def _joined_optimizers(ordered: list[Described]) -> dict[str, OptimizerValues]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 from collections.abc import Callable
@@ -119,8 +120,26 @@ def build(world: World) -> Parts:
 
 
 def transition(rank: int, old: Kind, new: Kind, steps: int) -> None:
-    """One rank of four. Every assertion is made on every rank that can see what it is about."""
+    """One rank of four."""
+    _in_a_group(lambda: _transition(rank, old, new, steps))
+
+
+def buffers(rank: int) -> None:
+    """One rank of two."""
+    _in_a_group(lambda: _buffers(rank))
+
+
+def _in_a_group(body: Callable[[], None]) -> None:
+    """A DDP module that outlives its process group can hang when it is freed: it goes first, with `body`'s locals."""
     dist.init_process_group("gloo")
+    body()
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _transition(rank: int, old: Kind, new: Kind, steps: int) -> None:
+    """Every assertion is made on every rank that can see what it is about."""
     before, after = _world(old, rank), _world(new, rank)
     reference = construct(build, World(Kind("plain", (1,), old.optimizer), 0, None))
     start(reference, 7, 0, CPU)
@@ -152,8 +171,6 @@ def transition(rank: int, old: Kind, new: Kind, steps: int) -> None:
     _step(reference, steps, new, None)
     _step(fresh, steps, new, after)
     _compare(_gathered(fresh, rank, new)[1], _single(reference), 0.0 if exact else 1e-12)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def _world(kind: Kind, rank: int) -> World:
@@ -294,9 +311,8 @@ def _slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(offset, offset + size) for offset, size in zip(box.offset, box.size, strict=True))
 
 
-def buffers(rank: int) -> None:
+def _buffers(rank: int) -> None:
     """Two ranks of DDP with BatchNorm, each on its own samples: statistics differ until they are shared."""
-    dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
     model(torch.randn(5, 6, generator=torch.Generator().manual_seed(rank))).sum().backward()
     before = capture({"model": model}, rank).local
@@ -310,4 +326,3 @@ def buffers(rank: int) -> None:
     assert taken.described.peers == (0, 1)
     assert torch.equal(taken.local["model.1.running_mean", Box((0,), (4,))], means[0])
     assert taken.local["model.1.num_batches_tracked", Box((), ())] == 1
-    dist.destroy_process_group()

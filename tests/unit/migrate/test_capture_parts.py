@@ -259,7 +259,7 @@ def test_mistakes_in_build_are_said_with_their_names() -> None:
     old = known([capture({"model": model}, 0).described])
     with pytest.raises(UserMistake, match=r"model\.bias as float32\[3\]; .* it is float32\[2\]"):
         wanted(construct(lambda _: Parts(nn.Linear(2, 3)), None), 0, old)
-    with pytest.raises(UserMistake, match=r"a model with model\.0\.weight, which"):
+    with pytest.raises(UserMistake, match=r"a model with model\.0\.bias, which"):
         wanted(construct(lambda _: Parts(nn.Sequential(nn.Linear(2, 2))), None), 0, old)
     assert sorted(unwanted(old, [])) == ["model.bias", "model.weight"]
 
