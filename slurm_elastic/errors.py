@@ -136,6 +136,10 @@ class MigrationCancelled(MigrationError):
     """Somebody in this process called the movement off: a newer order has come."""
 
 
+class StateLost(RegroupError):
+    """Some of the state is nowhere any more, or at no common step: only a checkpoint can help."""
+
+
 class RequestNotTaken(SlurmElasticError):
     """The supervisor did not take a request, or the run has not ended, in time. A request not taken was withdrawn."""
 

@@ -43,7 +43,8 @@ class Transfer(Protocol):
 
 
 class Transport(Protocol):
-    traffic: Traffic
+    @property
+    def traffic(self) -> Traffic: ...
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Transfer:
         """Begin. Does not block on a peer. Raises PeerLost, MigrationCancelled."""

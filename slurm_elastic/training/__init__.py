@@ -16,7 +16,20 @@ for batch in run.steps(data):
 import numpy.random  # noqa: F401
 import torch._dynamo  # noqa: F401 - torch does it on first use (0.9 s); workers should have it before their gate opens
 
+from slurm_elastic.migrate.parts import Parts
 from slurm_elastic.training.batches import Batch, MicroBatch
+from slurm_elastic.training.live import Build, Current
 from slurm_elastic.training.session import Session, elastic_event_detected, init
+from slurm_elastic.training.world import World
 
-__all__ = ["Batch", "MicroBatch", "Session", "elastic_event_detected", "init"]
+__all__ = [
+    "Batch",
+    "Build",
+    "Current",
+    "MicroBatch",
+    "Parts",
+    "Session",
+    "World",
+    "elastic_event_detected",
+    "init",
+]

@@ -19,6 +19,7 @@ from slurm_elastic.migrate.transport_routed import RoutedTransport
 from slurm_elastic.migrate.transport_shared import SharedMemoryTransport
 from slurm_elastic.migrate.transport_torch import TorchTransport
 from slurm_elastic.training.groups import Sockets
+from slurm_elastic.training.meeting import Store, prefixed
 
 
 def pairs_of(plan: Plan) -> set[tuple[str, str]]:
@@ -40,7 +41,7 @@ class Bridge:
         self,
         plan: Plan,
         addresses: Mapping[str, str],
-        store: dist.Store,
+        store: Store,
         timeout_s: float,
         sockets: Sockets,
     ) -> Transport:
@@ -96,11 +97,11 @@ class GroupTransport(TorchTransport):
         return work
 
 
-def _group(store: dist.Store, me: int, size: int, timeout_s: float, device: torch.device) -> Any:
-    prefixed = dist.PrefixStore("bridge", store)
+def _group(store: Store, me: int, size: int, timeout_s: float, device: torch.device) -> Any:
+    own = prefixed(store, "bridge")
     if device.type == "cuda":
-        return dist.ProcessGroupNCCL(prefixed, me, size)  # type: ignore[attr-defined]
-    return dist.ProcessGroupGloo(prefixed, me, size, timedelta(seconds=timeout_s))  # type: ignore[attr-defined]
+        return dist.ProcessGroupNCCL(own, me, size, dist.ProcessGroupNCCL.Options())
+    return dist.ProcessGroupGloo(own, me, size, timedelta(seconds=timeout_s))
 
 
 def _are_near(pair: tuple[str, str], addresses: Mapping[str, str]) -> bool:

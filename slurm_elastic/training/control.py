@@ -20,6 +20,7 @@ from typing import Protocol
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.signals import Notices
 from slurm_elastic.training.environment import Ranks, RunFacts
+from slurm_elastic.training.seating import STAGE_STANDBY, STAGE_TRAINING, Seated, Seating
 from slurm_elastic.wire import messages as m
 from slurm_elastic.wire.channel import Channel, Connected, GaveUp, RefusedBy
 
@@ -44,6 +45,11 @@ class Control(Protocol):
     @property
     def order(self) -> Order | None:
         """The newest order, None while there is none. Once set it never goes away; its deadline may change."""
+        ...
+
+    @property
+    def regroup(self) -> int:
+        """The newest generation that this worker was told to go into in place; 0: none."""
         ...
 
     def note_step(self, step: int) -> None: ...
@@ -85,6 +91,10 @@ class Alone:
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.stop(signal.Signals(number).name)
 
+    @property
+    def regroup(self) -> int:
+        return 0
+
     def note_step(self, step: int) -> None:
         return
 
@@ -110,9 +120,11 @@ class Supervised:
     ) -> None:
         """`leave` ends the process at once with an exit code (os._exit): it is called when this worker is fenced."""
         self._run = run
-        self._ranks = ranks
         self._leave = leave
-        self._order: Order | None = None
+        stage = STAGE_STANDBY if run.standby else STAGE_TRAINING
+        self.seating = Seating(run.generation, run.node, Seated(run.generation, ranks, stage))
+        self._orders: dict[int, Order] = {}  # by generation: one may come ahead of the generation it is for
+        self._abandonment: Order | None = None
         self._step = run.resume_step
         self._verdicts: dict[int, m.Published] = {}
         self._changed = threading.Condition()
@@ -143,7 +155,16 @@ class Supervised:
 
     @property
     def order(self) -> Order | None:
-        return self._order
+        return self._abandonment or self._orders.get(self.seating.now.generation)
+
+    @property
+    def regroup(self) -> int:
+        order = self.seating.order
+        return order.generation if order is not None else 0
+
+    def introduce_again(self) -> None:
+        """Something of the hello has changed."""
+        self._channel.renew()
 
     def note_step(self, step: int) -> None:
         self._step = step
@@ -175,16 +196,21 @@ class Supervised:
     # ---- the thread
 
     def _hello(self, address: str) -> m.WorkerHello:
+        seating = self.seating
+        now = seating.now
         return m.WorkerHello(
-            generation=self._run.generation,
+            generation=now.generation,
             node=self._run.node,
-            local_rank=self._ranks.local_rank,
-            global_rank=self._ranks.global_rank,
+            local_rank=seating.seat.local_rank,
+            global_rank=now.ranks.global_rank,
             pid=os.getpid(),
-            stage="training",
+            stage=now.stage,
             address=address,
             epoch=self._run.epoch,
             job_id=self._run.job_id,
+            launch=seating.seat.launch,
+            live=bool(seating.store_port),
+            store_port=seating.store_port,
         )
 
     def _listen(self) -> None:
@@ -193,8 +219,11 @@ class Supervised:
             match arrival:
                 case Connected():
                     self._connected.set()
-                case m.Drain() if arrival.generation == self._run.generation:
-                    self._order = Order(arrival.reason, arrival.save, arrival.deadline, arrival.why)
+                case m.Drain() if arrival.generation >= self.seating.now.generation:
+                    order = Order(arrival.reason, arrival.save, arrival.deadline, arrival.why)
+                    self._orders[arrival.generation] = order
+                case m.Regroup():
+                    self.seating.told(arrival)
                 case m.Published():
                     with self._changed:
                         self._verdicts[arrival.step] = arrival
@@ -211,7 +240,7 @@ class Supervised:
                     self._leave(FENCED_EXIT)
                 case GaveUp(reason):
                     self._abandoned = True
-                    self._order = Order(reason, save=False, why="stopped")  # nobody would publish the checkpoint
+                    self._abandonment = Order(reason, save=False, why="stopped")  # nobody would publish the checkpoint
                     return
                 case _:
                     log.debug("ignored %s", arrival)

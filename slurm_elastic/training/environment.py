@@ -38,6 +38,7 @@ class RunFacts:
     job_id: int
     resume: str  # directory name of the checkpoint to load; "" = from the start
     resume_step: int
+    standby: bool = False  # wait for a seat in a generation that goes on; ranks are provisional
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ def _run(environ: Mapping[str, str]) -> RunFacts:
         job_id=_number(environ, "SLURM_ELASTIC_JOB_ID", 0),
         resume=environ.get("SLURM_ELASTIC_RESUME", ""),
         resume_step=_number(environ, "SLURM_ELASTIC_RESUME_STEP", 0),
+        standby=environ.get("SLURM_ELASTIC_STANDBY") == "1",
     )
 
 

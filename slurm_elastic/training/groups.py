@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
@@ -22,8 +21,8 @@ class Sockets:
     noted are all connections that this process opened meanwhile, but for those to its own store at `store_port`.
     """
 
-    def __init__(self, store_port: int) -> None:
-        self._store_port = store_port
+    def __init__(self) -> None:
+        self.store_port = 0
         self._held: list[socket.socket] = []
 
     @contextlib.contextmanager
@@ -55,7 +54,7 @@ class Sockets:
         try:
             if not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 duplicate.getpeername()
-                if duplicate.getsockname()[1] != self._store_port:
+                if duplicate.getsockname()[1] != self.store_port:
                     return duplicate
         except (OSError, IndexError):
             pass
@@ -72,19 +71,6 @@ def _inodes() -> dict[str, int]:
             if target.startswith("socket:"):
                 found[target] = int(descriptor.name)
     return found
-
-
-def make_default_group(
-    store: dist.Store, generation: int, rank: int, size: int, backend: str, timeout_s: float
-) -> None:
-    """The default process group of a generation. All its workers call this together."""
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore(f"group-{generation}", store),
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout_s),
-    )
 
 
 def end_groups() -> None:

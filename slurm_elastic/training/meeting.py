@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import torch.distributed as dist
@@ -17,25 +18,31 @@ from slurm_elastic.errors import RegroupError
 _LOOK_EVERY_S = 0.5  # how often somebody who waits looks whether it still makes sense
 
 
+Store = Any  # torch.distributed.Store, which its stubs do not export
+
+
+def prefixed(store: Store, prefix: str) -> Store:
+    """A view of a store whose keys collide with nobody else's."""
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+
+
 class OwnStore:
     """The store that this process keeps for its whole life: where others meet when it is the first of a generation."""
 
-    def __init__(self, address: str) -> None:
-        """`address`: where the others reach this host. The port is chosen by the system."""
-        self._store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        self.address = address
-        self.port = int(self._store.port)
+    def __init__(self) -> None:
+        """It listens where others reach this host, too. The port is chosen by the system."""
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        self.port = int(self.store.port)
 
-    def store_at(self, address: str, port: int, timeout_s: float) -> dist.Store:
-        """The store at this place: our own, or a connection to somebody else's. Raises RegroupError."""
-        if (address, port) == (self.address, self.port):
-            return self._store
-        try:
-            return dist.TCPStore(
-                address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-            )
-        except RuntimeError as broken:
-            raise RegroupError(f"cannot reach the store of the first worker at {address}:{port}: {broken}") from broken
+
+def store_of(address: str, port: int, timeout_s: float) -> Store:
+    """A connection to the store of another worker. Raises RegroupError."""
+    try:
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+        )
+    except RuntimeError as broken:
+        raise RegroupError(f"cannot reach the store of the first worker at {address}:{port}: {broken}") from broken
 
 
 class Meeting:
@@ -45,7 +52,7 @@ class Meeting:
     """
 
     def __init__(
-        self, store: dist.Store, me: int, size: int, *, timeout_s: float, called_off: Callable[[], str] = lambda: ""
+        self, store: Store, me: int, size: int, *, timeout_s: float, called_off: Callable[[], str] = lambda: ""
     ) -> None:
         self.me = me
         self.size = size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.training import environment
 from slurm_elastic.training.checkpointing import Keeper, OwnKeeper, Saver, SupervisorKeeper
 from slurm_elastic.training.control import Alone, Control, Supervised
+from slurm_elastic.training.data import Line
 from slurm_elastic.training.environment import Contract, Ranks, RunFacts
+from slurm_elastic.training.groups import Sockets
 from slurm_elastic.training.ledger import Ledger, LedgerFile
 from slurm_elastic.training.mpi import ranks_of
 from slurm_elastic.training.settings import Overrides, Settings, from_config, override
-from slurm_elastic.training.world import World, join
+from slurm_elastic.training.world import World, join, provisional
 from slurm_elastic.wire.messages import StepDone, Steps, Warned
 
 ADDRESS_WAIT_S = 5.0  # for the connection that tells which interface leads to the others
@@ -32,19 +34,27 @@ class Progress:
     passes = 0.0
     total_steps = 0
 
+    def note(self, line: Line, step: int, cursor: int, global_batch: int) -> None:
+        self.passes = cursor / line.length
+        self.total_steps = line.total_steps(step, cursor, global_batch)
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything a session works with. `ledger` on rank 0 only. `resume` None: from the start."""
+    """Everything a session works with. `ledger` on rank 0 only. `resume` None: from the start.
+
+    `saver` None: this worker stands by, it is in no generation yet.
+    """
 
     settings: Settings
     world: World
     control: Control
-    saver: Saver
+    saver: Saver | None
     ledger: Ledger | None
     progress: Progress
     generation: int
     resume: Path | None
+    sockets: Sockets = field(default_factory=Sockets)  # of the generation's groups
 
 
 def open_parts(environ: MutableMapping[str, str], communicator: Any, overrides: Overrides) -> Parts:
@@ -67,35 +77,48 @@ def _supervised(
     settings = override(from_config(config, run.directory), overrides, standalone=False)
     times = settings.control
     control = Supervised(run, ranks or Ranks(), times.heartbeat, times.supervisor_timeout, leave=os._exit)
-    control.start()
-    environment.steer_to_interface(environ, control.address(ADDRESS_WAIT_S))
-    world = join(ranks, communicator, settings.backend)
-    is_first = world.global_rank == 0
-    progress = Progress()
-    if problem and is_first:
-        control.send(Warned(text=problem))
-
-    def report(steps: tuple[StepDone, ...]) -> None:
-        control.send(
-            Steps(
-                generation=run.generation,
-                steps=steps,
-                epoch_of_data=progress.passes,
-                total_steps=progress.total_steps,
-            )
-        )
-
-    keeper: Keeper | None = SupervisorKeeper(control, run.generation) if is_first else None
-    return Parts(
+    opened = Parts(
         settings=settings,
-        world=world,
+        world=provisional(ranks or Ranks()),
         control=control,
-        saver=_saver(settings, keeper, control, run.generation),
-        ledger=Ledger(report) if is_first else None,
-        progress=progress,
+        saver=None,
+        ledger=None,
+        progress=Progress(),
         generation=run.generation,
         resume=settings.checkpoints / run.resume if run.resume else None,
     )
+    if run.standby:
+        return opened
+    connect(control, environ)
+    with opened.sockets.noting():
+        opened = seated(opened, join(ranks, communicator, settings.backend), run.generation)
+    if problem and opened.ledger is not None:
+        control.send(Warned(text=problem))
+    return opened
+
+
+def connect(control: Supervised, environ: MutableMapping[str, str]) -> None:
+    """Introduce this worker. Process groups use the interface that leads to the supervisor from then on."""
+    control.start()
+    environment.steer_to_interface(environ, control.address(ADDRESS_WAIT_S))
+
+
+def seated(opened: Parts, world: World, generation: int) -> Parts:
+    """The same under a supervisor, as a worker of `world` in `generation`. Collective: makes process groups."""
+    control, progress = opened.control, opened.progress
+    is_first = world.global_rank == 0
+    keeper: Keeper | None = SupervisorKeeper(control, generation) if is_first else None
+    return replace(
+        opened,
+        world=world,
+        saver=_saver(opened.settings, keeper, control, generation),
+        ledger=Ledger(lambda steps: control.send(report(generation, steps, progress))) if is_first else None,
+        generation=generation,
+    )
+
+
+def report(generation: int, steps: tuple[StepDone, ...], progress: Progress) -> Steps:
+    return Steps(generation=generation, steps=steps, epoch_of_data=progress.passes, total_steps=progress.total_steps)
 
 
 def _alone(contract: Contract, communicator: Any, overrides: Overrides) -> Parts:

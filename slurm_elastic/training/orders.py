@@ -21,6 +21,7 @@ class Stop:
     save: bool
     left_s: float
     need_s: float  # what a save is expected to take, with reserve; 0: not known
+    regroup: int = 0  # the generation to go into in place; 0: stop
 
     @property
     def fits(self) -> bool:
@@ -28,9 +29,12 @@ class Stop:
         return self.need_s == 0 or self.left_s >= self.need_s
 
 
-def agree_on_stop(agreement: Agreement, order: Order | None, need_s: float, now: float) -> Stop:
-    """Collective. Orders reach ranks at different times, so each tells what it knows; rank 0's clock and need count."""
-    rows = agreement.exchange(_row(order, need_s, now))
+def agree_on_stop(agreement: Agreement, order: Order | None, need_s: float, now: float, regroup: int = 0) -> Stop:
+    """Collective. Orders reach ranks at different times, so each tells what it knows; rank 0's clock and need count.
+
+    `regroup`: the newest generation this rank was told to go into. A stop that anybody was told comes first.
+    """
+    rows = agreement.exchange([*_row(order, need_s, now), float(regroup)])
     return _merged(rows, order.reason if order else ELSEWHERE)
 
 
@@ -44,10 +48,12 @@ def _row(order: Order | None, need_s: float, now: float) -> list[float]:
 def _merged(rows: Sequence[Sequence[float]], reason: str) -> Stop:
     told = [row for row in rows if row[0]]
     need_s, now = rows[0][4], rows[0][5]
+    regroup = 0 if told else int(max(row[6] for row in rows))
     return Stop(
         reason=reason,
         why="stopped" if any(row[1] for row in told) else "drained",
         save=all(row[2] for row in told),
         left_s=min((row[3] for row in told), default=math.inf) - now,
         need_s=need_s,
+        regroup=regroup,
     )

@@ -59,7 +59,7 @@ def make_plan(
     ]
     wants = [_renamed(((n, tuple(p.box for p in w.parts(n))) for n in w.tensors), aliases) for w in wishes]
     found = problem(tensors, devices_of(order), held, wants, limits=Limits(chunk=CHUNK_BYTES))
-    return plan(found, host=range(len(wants))).plan, tensors
+    return plan(found, settled=range(len(wants))).plan, tensors
 
 
 def _renamed(holds: Iterable[tuple[str, tuple[Box, ...]]], aliases: Mapping[str, str]) -> dict[str, tuple[Box, ...]]:

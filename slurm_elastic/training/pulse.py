@@ -8,12 +8,13 @@ path pays for a launch and for a wait that is normally over already.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from slurm_elastic.training.consensus import Agreement
 from slurm_elastic.training.data import Indices
-from slurm_elastic.training.ledger import Entry, Ledger
+from slurm_elastic.training.ledger import Entry
 
 
 class LossCopy:
@@ -62,6 +63,12 @@ class Verdict:
         return Verdict(self.drain or other.drain, self.save or other.save)
 
 
+class Sink(Protocol):
+    def add(self, entry: Entry) -> None:
+        """A step whose loss has come together."""
+        ...
+
+
 class Pulse:
     """`beat` once per step; `finish` before acting on a verdict, so that nothing is in flight any more.
 
@@ -69,7 +76,7 @@ class Pulse:
     the host wait for the device at every step.
     """
 
-    def __init__(self, agreement: Agreement, world: int, ledger: Ledger | None) -> None:
+    def __init__(self, agreement: Agreement, world: int, ledger: Sink | None) -> None:
         self._agreement = agreement
         self._world = world
         self._ledger = ledger

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
-from slurm_elastic.training.ledger import Entry
+from slurm_elastic.training.ledger import Entry, Ledger
 
 KEPT_STEPS = 4096  # indices are views into the epoch's permutation: some 100 bytes each
 
 
 class Recent:
-    """Steps in order, each once."""
+    """`note` at every commit; `add` when the loss of a step has come together."""
 
     def __init__(self, kept: int = KEPT_STEPS) -> None:
-        self._entries: deque[Entry] = deque(maxlen=kept)
+        self._entries: dict[int, Entry] = {}  # by step, in order
+        self._kept = kept
+
+    def note(self, entry: Entry) -> None:
+        """A step that was committed; its loss is not known yet."""
+        self._entries[entry.step] = entry
+        if len(self._entries) > self._kept:
+            del self._entries[next(iter(self._entries))]
 
     def add(self, entry: Entry) -> None:
-        self._entries.append(entry)
+        if entry.step in self._entries:
+            self._entries[entry.step] = replace(self._entries[entry.step], loss=entry.loss)
 
     def after(self, step: int, until: int) -> Sequence[Entry]:
         """The steps beyond `step`, up to and with `until`, as far back as they are kept."""
-        return [entry for entry in self._entries if step < entry.step <= until]
+        return [entry for entry in self._entries.values() if step < entry.step <= until]
 
-    def forget_after(self, step: int) -> None:
-        """What this worker did beyond `step` did not become part of the run."""
-        while self._entries and self._entries[-1].step > step:
-            self._entries.pop()
+
+class Both:
+    """Complete each step here, and give it to the ledger where there is one."""
+
+    def __init__(self, recent: Recent, ledger: Ledger | None) -> None:
+        self._recent = recent
+        self._ledger = ledger
+
+    def add(self, entry: Entry) -> None:
+        self._recent.add(entry)
+        if self._ledger is not None:
+            self._ledger.add(entry)

@@ -16,9 +16,8 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 
-from slurm_elastic.errors import RegroupError
+from slurm_elastic.errors import RegroupError, StateLost
 from slurm_elastic.migrate.capture_layout import Described, Known, joined_aliases, known, renamed
 from slurm_elastic.migrate.execute import Migration, Options
 from slurm_elastic.migrate.model import Box, Plan
@@ -28,7 +27,7 @@ from slurm_elastic.migrate.parts_wanted import wanted
 from slurm_elastic.training.bridge import Bridge
 from slurm_elastic.training.environment import Ranks
 from slurm_elastic.training.groups import Sockets
-from slurm_elastic.training.meeting import Meeting
+from slurm_elastic.training.meeting import Meeting, Store
 from slurm_elastic.training.planning import Point, Said, device_name, make_plan
 from slurm_elastic.training.seating import ranks_in
 from slurm_elastic.wire import messages as m
@@ -67,9 +66,9 @@ class Surroundings:
     seat: m.Seat
     device: torch.device
     timeout_s: float
-    store_at: Callable[[m.Regroup], dist.Store]
+    store_at: Callable[[m.Regroup], Store]
     leave: Callable[[], None]
-    enter: Callable[[dist.Store, Ranks], Any]
+    enter: Callable[[Store, Ranks], Any]
     build: Callable[[Any], Parts]
     called_off: Callable[[], str]
     sockets: Sockets  # cut from another thread when a peer is lost
@@ -128,7 +127,7 @@ class _Crossing:
         aliases = joined_aliases([old.aliases, *(wish.aliases for wish in wishes)])
         plan, tensors = make_plan(self._order, said, point, old, wishes, aliases)
         if plan.status != "ok":
-            raise RegroupError(lost_words(plan), fix="the run goes on from its last checkpoint")
+            raise StateLost(lost_words(plan), fix="the run goes on from its last checkpoint")
         transport = self._open(plan, said)
         local = {(aliases.get(name, name), box): tensor for (name, box), tensor in self._holding.local.items()}
         self._holding.local.clear()
@@ -187,7 +186,7 @@ def newest(said: list[Said]) -> tuple[Point, Known]:
     """The highest step that anybody completed, and what there is of its state."""
     holders = [one for one in said if one.described is not None]
     if not holders:
-        raise RegroupError("no worker that is left holds any state", fix="the run goes on from its last checkpoint")
+        raise StateLost("no worker that is left holds any state", fix="the run goes on from its last checkpoint")
     point = max((one.point for one in holders), key=lambda point: point.step)
     return point, known(one.described for one in holders if one.point.step == point.step and one.described is not None)
 

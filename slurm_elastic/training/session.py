@@ -1,4 +1,4 @@
-"""One worker's part in a run: `init` → `data` → `restore` → `steps`; all ranks make the same calls in this order."""
+"""One worker's part in a run: `init` → `data` → `restore` (or `build`) → `steps`; the same calls on all ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Unpack
 
@@ -17,21 +17,26 @@ from slurm_elastic.checkpoint.manifest import About
 from slurm_elastic.errors import CheckpointError, UserMistake
 from slurm_elastic.machine.batch import BatchPlan, batch_plan
 from slurm_elastic.training.batches import Batch
-from slurm_elastic.training.control import Alone
+from slurm_elastic.training.checkpointing import Saver
+from slurm_elastic.training.control import Alone, Supervised
 from slurm_elastic.training.data import Line
+from slurm_elastic.training.live import Build, Current, Live, Terms, begin
 from slurm_elastic.training.loader import Data, plan_for
 from slurm_elastic.training.objects import Objects
-from slurm_elastic.training.opening import Parts, open_parts
-from slurm_elastic.training.orders import agree_on_stop
+from slurm_elastic.training.opening import Parts, connect, open_parts, report, seated
+from slurm_elastic.training.orders import Stop, agree_on_stop
+from slurm_elastic.training.planning import Point
 from slurm_elastic.training.pulse import Done, LossCopy, Pulse, Verdict
+from slurm_elastic.training.recent import Both
 from slurm_elastic.training.schedule import Schedule, rate_of
 from slurm_elastic.training.settings import Overrides
 from slurm_elastic.training.world import average_gradients
-from slurm_elastic.wire.messages import Leaving, Warned
+from slurm_elastic.wire.messages import Leaving, Regroup, Warned
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 10.0  # for the last reports to reach the supervisor
+PATIENCE_S = 60.0  # for the supervisor's word, and for peers, in a change of generations
 LAST_SAVE_S = 1200.0  # at most, for the last checkpoint to become public; gloo waits for 1800 s
 
 _current: ContextVar[Session | None] = ContextVar("slurm_elastic_session", default=None)
@@ -69,6 +74,7 @@ class Session:
         self._communicator = communicator
         self._parts = parts
         self._pulse = Pulse(parts.world.agreement, parts.world.size, parts.ledger)
+        self._live: Live | None = None
         self._objects: Objects | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedules: list[Schedule] = []
@@ -138,19 +144,40 @@ class Session:
         Modules after DDP or `fully_shard`. Returns the steps already done. Raises CheckpointError naming each tensor
         that is missing in the checkpoint, or would be left behind in it.
         """
-        self._objects = Objects(objects)
-        self._modules = tuple(self._objects.models.values())
-        self._optimizer = next(iter(self._objects.optimizers.values()), None)
+        found = self._name_state(objects)
         if self._parts.resume is None:
             return 0
-        state = self._objects.state()
-        about = self._parts.saver.load(state, self._parts.resume)
-        self._objects.load(state)
+        state = found.state()
+        about = self._saver.load(state, self._parts.resume)
+        found.load(state)
         self.step = about.step
         self.cursor = int(about.cursor.get("samples", 0))
         self._signature = about.cursor.get("data", {})
         self._parts.control.note_step(self.step)
         return self.step
+
+    def build(self, build: Build) -> Current:
+        """Level 2: `build(world)` makes the training for a world, on the meta device, and is called for every one.
+
+        Loads the checkpoint that this generation starts from, if any. From then on a change of the workers keeps this
+        process and its state; put each step in `with batch:` so that the loss of a peer in it ends nothing. Returns
+        once this worker has its seat. Raises UserMistake for a `build` that does not fit.
+        """
+        opened, control = self._parts, self._parts.control
+        if not isinstance(control, Supervised):  # alone: one generation is all there will be
+            parts = begin(build, opened.world, self.seed)
+            self.restore(**parts.objects())
+            return Current(lambda: parts)
+        terms = Terms(self.seed, self.device, opened.settings.backend, PATIENCE_S)
+        self._live = live = Live(build, control, opened.sockets, terms)
+        if opened.saver is None:
+            connect(control, os.environ)
+            self._change(None)
+        else:
+            live.start(opened.world)
+            self.restore(**live.parts.objects())
+            self._pulse = Pulse(opened.world.agreement, self.world_size, Both(live.recent, opened.ledger))
+        return Current(lambda: live.parts)
 
     def schedule(self, optimizer: torch.optim.Optimizer, factor: Callable[[int], float]) -> Schedule:
         """Let lr = base lr x factor(steps done), set before each step of `steps`; also applies policy scale_batch's."""
@@ -165,31 +192,24 @@ class Session:
 
         After the loop `is_finished` tells which: a script that was drained should just exit with code 0.
         """
-        plan = self.plan
         self._in_steps = True
         self._check_start(data.line)
-        data.start(self.step, self.cursor, plan, self.global_rank)
+        data.start(self.step, self.cursor, self.plan, self.global_rank)
         while not data.line.is_over(self.step, self.cursor):
-            indices = data.reader.batch(self.cursor, plan.global_batch)
-            batch_plan_now = plan_for(indices, plan)
-            for schedule in self._schedules:
-                schedule.apply(self.step, plan.lr_factor)
-            self._lr = rate_of(self._optimizer)
-            batch = Batch(
-                self.step + 1,
-                indices,
-                batch_plan_now,
-                self.global_rank,
-                seed=self.seed if self._parts.settings.reseed else None,
-                modules=self._modules,
-                fetch=data.fetch,
-                on_commit=self._committed,
-            )
+            batch = self._next_batch(data)
             yield batch
-            batch.commit()
-            self._parts.progress.passes = self.cursor / data.line.length
-            self._parts.progress.total_steps = data.line.total_steps(self.step, self.cursor, plan.global_batch)
-            if self._boundary():
+            try:
+                if batch.is_lost:
+                    stays = self._change(data)
+                else:
+                    batch.commit()
+                    self._parts.progress.note(data.line, self.step, self.cursor, self.plan.global_batch)
+                    stays = self._boundary(data)
+            except Exception as error:
+                if not self._survives(error):
+                    raise
+                stays = self._change(data)
+            if not stays:
                 return
         self._finish()
 
@@ -233,7 +253,7 @@ class Session:
             return
         self._closed = True
         if self._left:  # after a crash nothing is waited for: the other ranks may hang until this one is gone
-            self._parts.saver.settle()
+            self._saver.settle()
         if self._parts.ledger is not None:
             self._parts.ledger.close()
         if self._left:
@@ -241,6 +261,38 @@ class Session:
         self._parts.control.close()
 
     # ---- inside
+
+    @property
+    def _saver(self) -> Saver:
+        assert self._parts.saver is not None, "only a worker with a seat saves"
+        return self._parts.saver
+
+    def _name_state(self, objects: Mapping[str, object]) -> Objects:
+        self._objects = found = Objects(objects)
+        self._modules = tuple(found.models.values())
+        self._optimizer = next(iter(found.optimizers.values()), None)
+        return found
+
+    def _next_batch(self, data: Data) -> Batch:
+        plan = self.plan
+        indices = data.reader.batch(self.cursor, plan.global_batch)
+        for schedule in self._schedules:
+            schedule.apply(self.step, plan.lr_factor)
+        self._lr = rate_of(self._optimizer)
+        return Batch(
+            self.step + 1,
+            indices,
+            plan_for(indices, plan),
+            self.global_rank,
+            seed=self.seed if self._parts.settings.reseed else None,
+            modules=self._modules,
+            fetch=data.fetch,
+            on_commit=self._committed,
+            survives=self._survives,
+        )
+
+    def _survives(self, error: BaseException) -> bool:
+        return self._live is not None and self._live.survives(error, self.step)
 
     def _check_start(self, line: Line) -> None:
         if self._parts.resume is not None and self._objects is None:
@@ -266,26 +318,68 @@ class Session:
         parts.control.note_step(self.step)
         loss = None if batch.loss is None else LossCopy(batch.loss)
         done = Done(self.step, batch.all_indices, loss, self._lr, time.time())
-        self._verdict = self._pulse.beat(done, drain=parts.control.order is not None, save=parts.saver.wants)
+        if self._live is not None:
+            self._live.committed(done, self.world_size)
+        is_told = parts.control.order is not None or parts.control.regroup > 0
+        self._verdict = self._pulse.beat(done, drain=is_told, save=self._saver.wants)
         if not parts.settings.overlap:
             self._verdict |= self._pulse.finish()
 
-    def _boundary(self) -> bool:
-        """Act on what was agreed; True: stop here. The body of the loop is over: all state is that of `step`."""
+    def _boundary(self, data: Data) -> bool:
+        """Act on what was agreed; False: stop here. The body of the loop is over: all state is that of `step`."""
         verdict = self._verdict
-        if not (verdict.drain or verdict.save or self._parts.saver.due(self.step)):
-            return False
+        if not (verdict.drain or verdict.save or self._saver.due(self.step)):
+            return True
         verdict |= self._pulse.finish()
         self._flush_ledger()
-        if verdict.drain:
-            self._drain()
-        else:
+        if not verdict.drain:
             self._save(0.0)
-        return verdict.drain
-
-    def _drain(self) -> None:
+            return True
         parts = self._parts
-        stop = agree_on_stop(parts.world.agreement, parts.control.order, parts.saver.need_s(), time.time())
+        need_s, regroup = self._saver.need_s(), parts.control.regroup
+        stop = agree_on_stop(parts.world.agreement, parts.control.order, need_s, time.time(), regroup)
+        if stop.regroup:
+            self._saver.settle()
+            return self._change(data)
+        self._drain(stop)
+        return False
+
+    def _change(self, data: Data | None) -> bool:
+        """Level 2: into the generation that the supervisor has ordered, in place. False: this worker departs."""
+        assert self._live is not None
+        before = self._parts
+        if before.ledger is not None:
+            before.ledger.close()
+        order, arrival, world = self._live.change(Point(step=self.step, cursor=self.cursor, signature=self._signature))
+        if world is None:
+            self._leave("drained")
+            return False
+        with before.sockets.noting():
+            self._parts = parts = seated(before, world, order.generation)
+        self._pulse = Pulse(world.agreement, world.size, Both(self._live.recent, parts.ledger))
+        self._verdict = Verdict()
+        while data is not None and self.step < arrival.point.step:  # the others have completed it without us
+            indices = data.reader.batch(self.cursor, before.settings.batch.global_batch_size)
+            self.step, self.cursor = self.step + 1, self.cursor + len(indices)
+            self._live.committed(Done(self.step, indices, None, self._lr, time.time()), before.world.size)
+        self.step, self.cursor, self._signature = arrival.point.step, arrival.point.cursor, arrival.point.signature
+        self._name_state(self._live.parts.objects())
+        if parts.ledger is not None:
+            self._complete_ledger(order)
+        if data is not None:
+            data.start(self.step, self.cursor, self.plan, self.global_rank)
+        return True
+
+    def _complete_ledger(self, order: Regroup) -> None:
+        """Rank 0: steps that the supervisor has not heard of, because the worker that told it is gone."""
+        assert self._live is not None
+        entries = self._live.recent.after(order.ledger_step, self.step)
+        if entries:
+            steps = tuple(entry.hashed() for entry in entries)
+            self._parts.control.send(report(order.before, steps, self._parts.progress))
+
+    def _drain(self, stop: Stop) -> None:
+        parts = self._parts
         log.info("stopping after step %d: %s", self.step, stop.reason)
         if stop.save and stop.fits:
             self._save(max(1.0, min(parts.settings.drain_s, stop.left_s)))
@@ -293,7 +387,7 @@ class Session:
             parts.control.send(
                 Warned(
                     text=f"no save at step {self.step}: it needs {stop.need_s:.1f} s, {stop.left_s:.1f} s are left; "
-                    f"work since step {parts.saver.saved_step} is lost"
+                    f"work since step {self._saver.saved_step} is lost"
                 )
             )
         self._leave(stop.why)
@@ -308,7 +402,7 @@ class Session:
         self._flush_ledger()
         wait_s = min(parts.settings.control.supervisor_timeout, LAST_SAVE_S)
         self._save(wait_s)
-        problem = parts.saver.confirm(wait_s)
+        problem = self._saver.confirm(wait_s)
         if any(row[0] for row in parts.world.agreement.exchange([float(bool(problem))])):
             raise CheckpointError(
                 f"the last state of the run, of step {self.step}, is not saved: {problem or 'global rank 0 says why'}",
@@ -319,7 +413,7 @@ class Session:
 
     def _save(self, wait_s: float) -> bool:
         """False: it failed. Nothing to do when this step is saved already, or there is nothing to save."""
-        saver = self._parts.saver
+        saver = self._saver
         if self._objects is None or (saver.settle() and saver.saved_step == self.step):
             return True
         return saver.save(self._objects.state(), self._about(), wait_s=wait_s)

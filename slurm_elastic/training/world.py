@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from slurm_elastic.training.consensus import Agreement, MpiAgreement, OneRank, TorchAgreement
 from slurm_elastic.training.environment import Ranks
+from slurm_elastic.training.meeting import Store, prefixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,18 @@ class World:
     agreement: Agreement
 
 
+def join_at(store: Store, generation: int, ranks: Ranks, backend: str) -> World:
+    """Make the default process group of a generation that meets at `store`. All its workers call this together."""
+    device = _device(ranks.local_rank)
+    dist.init_process_group(
+        backend or _backend(device),
+        store=prefixed(store, f"group-{generation}"),
+        rank=ranks.global_rank,
+        world_size=ranks.world_size,
+    )
+    return _world(ranks, device, None)
+
+
 def join(ranks: Ranks | None, communicator: Any, backend: str) -> World:
     """Make the default process group, unless the script did. All workers call this together.
 
@@ -31,7 +44,7 @@ def join(ranks: Ranks | None, communicator: Any, backend: str) -> World:
     """
     device = _device(ranks.local_rank if ranks else 0)
     if not dist.is_initialized():
-        chosen = backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        chosen = backend or _backend(device)
         if ranks is None:
             alone = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group(chosen, store=alone, rank=0, world_size=1)
@@ -43,15 +56,35 @@ def join(ranks: Ranks | None, communicator: Any, backend: str) -> World:
             )
         else:
             dist.init_process_group(chosen, rank=ranks.global_rank, world_size=ranks.world_size)
+    return _world(ranks or Ranks(), device, communicator)
+
+
+def provisional(ranks: Ranks) -> World:
+    """For a worker that stands by: it is in no group yet."""
+    return World(
+        global_rank=ranks.global_rank,
+        size=ranks.world_size,
+        local_rank=ranks.local_rank,
+        local_world_size=ranks.local_world_size,
+        device=_device(ranks.local_rank),
+        agreement=OneRank(),
+    )
+
+
+def _world(ranks: Ranks, device: torch.device, communicator: Any) -> World:
     size = dist.get_world_size()
     return World(
         global_rank=dist.get_rank(),
         size=size,
-        local_rank=ranks.local_rank if ranks else 0,
-        local_world_size=ranks.local_world_size if ranks else 1,
+        local_rank=ranks.local_rank,
+        local_world_size=ranks.local_world_size,
         device=device,
         agreement=_agreement(size, communicator),
     )
+
+
+def _backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def average_gradients(module: torch.nn.Module, world: World, communicator: Any) -> None:

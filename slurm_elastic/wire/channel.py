@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_elastic.errors import RunDirectoryError, WireError
+from slurm_elastic.errors import PeerClosed, RunDirectoryError, WireError
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.wire import messages as m
 from slurm_elastic.wire.frames import check_size, encode
@@ -94,6 +94,7 @@ class Channel:
         self._epoch = 0
         self._session: Session | None = None
         self._closed = threading.Event()
+        self._stale = threading.Event()
         self._has_ended = False
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
@@ -120,6 +121,11 @@ class Channel:
         body = encode(message)
         check_size(body)
         self._outbox.put(body, keep)
+        self._wake_up()
+
+    def renew(self) -> None:
+        """End the connection and introduce ourselves anew, because the hello has changed. Nothing is lost."""
+        self._stale.set()
         self._wake_up()
 
     def flush(self, timeout_s: float) -> bool:
@@ -161,6 +167,7 @@ class Channel:
 
     def _connect(self) -> Session | None:
         """A welcomed session; None when we were refused."""
+        self._stale.clear()
         endpoint = msgspec.json.decode(self._run_dir.endpoint.read_bytes(), type=Endpoint)
         if endpoint.epoch < self._epoch:
             raise WireError(f"endpoint.json is of epoch {endpoint.epoch}; {self._epoch} was seen")
@@ -185,6 +192,8 @@ class Channel:
             while not self._closed.is_set():
                 for message in session.turn(self._outbox, self._wake, self._beat):
                     self._arrived(message)
+                if self._stale.is_set():
+                    raise PeerClosed("introducing ourselves again")
             return False
         except (OSError, WireError) as lost:
             self._session = None

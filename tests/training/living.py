@@ -1,0 +1,130 @@
+"""A level-2 training for the tests, and a supervisor that orders its generations."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import slurm_elastic.training as elastic
+from slurm_elastic.wire import messages as m
+from slurm_elastic.wire.link import Link
+from tests.training.supervising import ScriptedSupervisor, publishing
+from tests.training.trainings import samples
+
+GLOBAL_BATCH = 8
+NODE = "here"
+
+
+def build_of(kind: str) -> elastic.Build:
+    def build(world: elastic.World) -> elastic.Parts:
+        model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+        if kind == "fsdp":
+            for layer in (model[0], model[2]):
+                fully_shard(layer)
+            fully_shard(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        wrap = (lambda module: DistributedDataParallel(module, init_sync=False)) if kind == "ddp" else None
+        return elastic.Parts(model, optimizer, wrap=wrap)
+
+    return build
+
+
+def train(rank: int, kind: str, pace_s: float, out: str = "") -> None:
+    """Two epochs; the final parameters go to `out`."""
+    run = elastic.init(seed=1, global_batch_size=GLOBAL_BATCH, micro_batch_size=2)
+    inputs, targets = samples()
+    data = run.data(len(inputs), epochs=2)
+    parts = run.build(build_of(kind))
+    for batch in run.steps(data):
+        with batch:
+            parts.optimizer.zero_grad()
+            for micro in batch.micro_batches():
+                micro.backward(nn.functional.mse_loss(parts.model(inputs[micro.indices]), targets[micro.indices]))
+            parts.optimizer.step()
+        time.sleep(pace_s)
+    if run.is_finished and run.global_rank == 0 and out:
+        state = {name.removeprefix("module."): value for name, value in parts.model.state_dict().items()}
+        torch.save(state, out)
+
+
+class Director(ScriptedSupervisor):
+    """Knows every worker by its seat. `steps`: the ledger as a supervisor would write it."""
+
+    def __init__(self, path: Path) -> None:
+        self.by_seat: dict[m.Seat, Link] = {}
+        self.hellos: dict[m.Seat, m.WorkerHello] = {}
+        self.steps: dict[int, m.StepDone] = {}
+        self.done_in: dict[int, int] = {}
+        self.changed = threading.Condition()
+        super().__init__(path, self._noted)
+
+    def connected(self, link: Link, hello: m.AgentHello | m.WorkerHello) -> m.Welcome | m.Refused:
+        assert isinstance(hello, m.WorkerHello)
+        answer = super().connected(link, hello)
+        seat = m.Seat(launch=hello.launch, node=hello.node, local_rank=hello.local_rank)
+        with self.changed:
+            self.by_seat[seat], self.hellos[seat] = link, hello
+            self.changed.notify_all()
+        return answer
+
+    def _noted(self, _: ScriptedSupervisor, link: Link, message: m.AnyMessage) -> None:
+        publishing(self, link, message)
+        with self.changed:
+            if isinstance(message, m.Steps):
+                for done in message.steps:
+                    self.steps.setdefault(done.step, done)
+                    self.done_in.setdefault(done.step, message.generation)
+            self.changed.notify_all()
+
+    def wait_for(self, what: str, is_so: object, timeout_s: float = 60.0) -> None:
+        assert callable(is_so)
+        with self.changed:
+            assert self.changed.wait_for(is_so, timeout_s), f"{what}: not within {timeout_s} s; heard {self.heard[-5:]}"
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for(f"step {step}", lambda: max(self.steps, default=0) >= step)
+
+    def wait_for_ready(self, seats: list[m.Seat], stage: str) -> None:
+        """All of them have introduced themselves as able to regroup."""
+        self.wait_for(
+            f"{stage} of {seats}",
+            lambda: all(
+                seat in self.hellos and self.hellos[seat].live and self.hellos[seat].stage == stage for seat in seats
+            ),
+        )
+
+    def regroup(
+        self, generation: int, seats: list[m.Seat], departing: tuple[m.Seat, ...] = (), *, planned: bool = True
+    ) -> None:
+        first = self.hellos[seats[0]]
+        order = m.Regroup(
+            epoch=1,
+            generation=generation,
+            before=generation - 1,
+            seats=tuple(seats),
+            departing=departing,
+            reason="the test wants it",
+            planned=planned,
+            store_addr=first.address,
+            store_port=first.store_port,
+            ledger_step=max(self.steps, default=0),
+        )
+        for seat in (*seats, *departing):
+            self.by_seat[seat].send(order)
+
+    def wait_regrouped(self, generation: int, count: int) -> list[m.Regrouped]:
+        def told() -> list[m.Regrouped]:
+            return [each for _, each in self.heard if isinstance(each, m.Regrouped) and each.generation == generation]
+
+        self.wait_for(f"generation {generation}", lambda: len(told()) >= count)
+        return told()
+
+
+def seats(launch: int, count: int) -> list[m.Seat]:
+    return [m.Seat(launch=launch, node=NODE, local_rank=rank) for rank in range(count)]

@@ -1,0 +1,97 @@
+"""Live transitions without Slurm: a scripted supervisor orders generations, real processes go through them."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from slurm_elastic.wire import messages as m
+from tests.training.living import GLOBAL_BATCH, Director, seats, train
+from tests.training.worlds import WorldOfProcesses
+
+pytestmark = pytest.mark.training
+
+STEPS = 2 * math.ceil(61 / GLOBAL_BATCH)
+
+
+@pytest.fixture
+def director(tmp_path: Path) -> Iterator[Director]:
+    made = Director(tmp_path / "run")
+    yield made
+    made.close()
+
+
+def workers(
+    director: Director, launch: int, count: int, kind: str, out: Path, pace_s: float = 0.05
+) -> WorldOfProcesses:
+    extra = director.environment(launch)
+    if launch > 1:
+        extra["SLURM_ELASTIC_STANDBY"] = "1"
+    log = director.run.path / f"log-{launch}"
+    return WorldOfProcesses(count, train, kind, pace_s, str(out), log=log, extra=extra)
+
+
+def reference(tmp_path: Path, kind: str) -> tuple[dict[int, m.StepDone], dict[str, torch.Tensor]]:
+    """The same training by one worker that nothing happens to."""
+    alone = Director(tmp_path / "reference")
+    try:
+        codes = workers(alone, 1, 1, kind, tmp_path / "reference.pt", 0.0).wait()
+        assert codes == [0], (alone.run.path / "log-1").read_text()
+        return alone.steps, torch.load(tmp_path / "reference.pt", weights_only=True)
+    finally:
+        alone.close()
+
+
+def check_same(director: Director, tmp_path: Path, kind: str) -> None:
+    steps, state = reference(tmp_path, kind)
+    assert sorted(director.steps) == sorted(steps) == list(range(1, STEPS + 1))
+    for step, done in director.steps.items():
+        assert done.samples_sha256 == steps[step].samples_sha256
+        if done.loss is not None and steps[step].loss is not None:
+            assert done.loss == pytest.approx(steps[step].loss, rel=1e-10)
+    final = torch.load(tmp_path / "final.pt", weights_only=True)
+    for name, value in state.items():
+        torch.testing.assert_close(final[name], value, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["ddp"])
+def test_shrink_and_growth_keep_the_processes_and_the_training(director: Director, tmp_path: Path, kind: str) -> None:
+    first = workers(director, 1, 3, kind, tmp_path / "final.pt")
+    everyone = seats(1, 3)
+    director.wait_for_ready(everyone, "training")
+    director.wait_for_step(2)
+
+    director.regroup(2, everyone[:2], (everyone[2],))
+    told = director.wait_regrouped(2, 2)
+    assert sum(each.received_bytes for each in told) == 0  # replicas: nothing is lacking
+    more = workers(director, 3, 2, kind, tmp_path / "final.pt")
+    newcomers = seats(3, 2)
+    director.wait_for_ready(newcomers, "standby")
+    director.regroup(4, [*everyone[:2], *newcomers])
+    told = director.wait_regrouped(4, 4)
+    assert sum(each.received_bytes for each in told) == sum(each.sent_bytes for each in told) > 0
+
+    assert first.wait(kill_rest=False) == [0, 0, 0], (director.run.path / "log-1").read_text()
+    assert more.wait() == [0, 0], (director.run.path / "log-3").read_text()
+    check_same(director, tmp_path, kind)
+    assert {director.done_in[step] for step in director.steps} == {1, 2, 4}
+
+
+def test_a_worker_that_dies_costs_no_step(director: Director, tmp_path: Path) -> None:
+    first = workers(director, 1, 3, "ddp", tmp_path / "final.pt")
+    everyone = seats(1, 3)
+    director.wait_for_ready(everyone, "training")
+    director.wait_for_step(3)
+
+    first.signal(2, signal.SIGKILL)
+    director.wait_for("peers stumble", lambda: director.said(m.Stumbled))
+    director.regroup(2, everyone[:2], planned=False)
+
+    director.wait_regrouped(2, 2)
+    assert first.wait(kill_rest=False)[:2] == [0, 0], (director.run.path / "log-1").read_text()
+    check_same(director, tmp_path, "ddp")
