@@ -41,6 +41,16 @@ def best_places(s: Stock, keys: tuple[Key, ...]) -> tuple[Ints, bool]:
     return chosen_nodes(s, keys), False
 
 
+def _fewest(rooms: list[int], ranks: int) -> int:
+    """The smallest number of nodes that have room for so many."""
+    count = 0
+    for room in sorted(rooms, reverse=True):
+        if ranks <= 0:
+            break
+        ranks, count = ranks - room, count + 1
+    return count
+
+
 @dataclass
 class Program:
     """x[c, e]: how many ranks of class c run on hosts of class e; y[v]: node v is used; z[g, v]: group g touches it."""
@@ -107,10 +117,19 @@ class Program:
                     if int(self.ranks_of[c][0]) in group:
                         most = float(min(self.crowd[c], room))
                         self.limit([*((self.x(c, e), 1.0) for e in mine), (self.z(g, v), -most)], -np.inf, 0)
+        self._at_least()
         if any(name == "max_recv" for key in self.keys for name, _ in key):
             for c in range(self.rows):
                 row = [(self.x(c, e), float(self.cost[c, e])) for e in every]
                 self.limit([*row, (self.size - 1, -1.0)], -np.inf, 0)
+
+    def _at_least(self) -> None:
+        """So many nodes are needed in any case; the solver need not find that out."""
+        rooms = [int(self.free[self.s.class_node == node].sum()) for node in self.nodes]
+        every = range(len(self.nodes))
+        self.limit([(self.y(v), 1) for v in every], _fewest(rooms, self.s.problem.ranks), np.inf)
+        for g, group in enumerate(self.groups):
+            self.limit([(self.z(g, v), 1) for v in every], _fewest(rooms, len(group)), np.inf)
 
     def _coefficients(self, key: Key) -> npt.NDArray[np.float64]:
         out = np.zeros(self.size)

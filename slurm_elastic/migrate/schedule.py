@@ -109,8 +109,7 @@ class Work:
         for first, last, m in self.messages[pattern]:
             if first <= number < last:
                 if m.chained:
-                    most = max(1, (self.p.limits.chunk or DEFAULT_CHUNK) // self.p.patterns[pattern].item)
-                    chain += [m._replace(box=part) for part in split(m.box, most)]
+                    chain.append(m)
                 else:
                     plain[m.source, m.target].append(m.box)
         n = len(self.p.devices)
@@ -119,7 +118,20 @@ class Work:
             for source, target in sorted(plain, key=lambda pair: ((pair[1] - pair[0]) % n, pair))
             for box in merged(plain[source, target])
         ]
-        return out + sorted(chain, key=lambda m: (m.box, m.hop, m.target))
+        most = max(1, (self.p.limits.chunk or DEFAULT_CHUNK) // self.p.patterns[pattern].item)
+        return out + sorted(_chunks(chain, most), key=lambda m: (m.box, m.hop, m.target))
+
+
+def _chunks(chain: list[Message], most: int) -> Iterator[Message]:
+    """Copies that are sent on, in the pieces in which they arrive."""
+    arrive: dict[int, list[Box]] = defaultdict(list)
+    for m in sorted(chain, key=lambda m: m.hop):
+        if m.hop:
+            parts = [part for part in (intersection(m.box, box) for box in arrive[m.source]) if part]
+        else:
+            parts = split(m.box, most)
+        arrive[m.target] += parts
+        yield from (m._replace(box=part) for part in parts)
 
 
 def _apart(boxes: Iterable[Box], others: Iterable[Box]) -> Iterator[Box]:
@@ -212,6 +224,7 @@ class Writer:
         for m in messages:
             if not m.hop:
                 self._count(m.source, m.box, 1)
+        self._free_unread()
         if self.late:
             self._send_all(messages)
         for d in sorted(refers):
@@ -232,10 +245,21 @@ class Writer:
                     over.append(old)
         return over
 
-    def _free(self, device: int, box: Box) -> None:
+    def _free_unread(self) -> None:
+        """Old boxes that are needed of other tensors of the pattern, but not of this."""
+        for d, mine in sorted(self.needs.items()):
+            for box in [box for box, count in mine.items() if not count]:
+                self._release(d, box)
+
+    def _release(self, device: int, old: Box) -> None:
         lane = self.lanes[device]
+        if not lane.steps:
+            lane.begin()
+        lane.free(Piece(self.name, *old), elements(old.size) * self.item, len(lane.steps) - 1)
+
+    def _free(self, device: int, box: Box) -> None:
         for old in self._count(device, box, -1):
-            lane.free(Piece(self.name, *old), elements(old.size) * self.item, len(lane.steps) - 1)
+            self._release(device, old)
 
     def _born(self, device: int, box: Box) -> list[Box]:
         return [new for new in sorted(self.unborn.get(device, ())) if intersection(new, box)]
