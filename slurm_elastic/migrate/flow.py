@@ -15,8 +15,11 @@ def level(demand: Sequence[int], arcs: Arcs, size: Sequence[int]) -> Fraction:
     The answer is a quotient: what only some suppliers may serve, over their size. Start with the largest sum and take
     the bottleneck that the flow shows until there is none.
     """
-    alone = (Fraction(d, sum(size[s] for s in a)) for d, a in zip(demand, arcs, strict=True) if d)
-    best = max(alone, default=Fraction(0))
+    best = Fraction(0)
+    for d, a in zip(demand, arcs, strict=True):
+        room = sum(size[s] for s in a)
+        if d * best.denominator > best.numerator * room:
+            best = Fraction(d, room)
     everything = sum(demand)
     while everything:
         q = best.denominator

@@ -16,7 +16,7 @@ from slurm_elastic.migrate.assign import NoAssignment, assign
 from slurm_elastic.migrate.blocks import assign_in_blocks
 from slurm_elastic.migrate.boxes import Ints
 from slurm_elastic.migrate.problem import PLAIN, Key, Problem
-from slurm_elastic.migrate.score import value_of
+from slurm_elastic.migrate.score import values
 from slurm_elastic.migrate.stock import Stock
 
 
@@ -34,13 +34,15 @@ def host_map(s: Stock) -> Hosting:
     keys = telling(s.problem)
     if not any(name in ("span", "nodes") for key in keys for name, _ in key):
         host = _without_places(s, keys)
-        value = value_of(s, host)
+        value = values(s, host, s.problem.objective)
         return Hosting(host, value, value)
     from slurm_elastic.migrate.places import best_places
 
     host, proven = best_places(s, keys)
-    value = value_of(s, host)
-    return Hosting(host, value, value if proven else value_of(s, _without_places(s, (_bytes_of(keys),))))
+    value = values(s, host, s.problem.objective)
+    return Hosting(
+        host, value, value if proven else values(s, _without_places(s, (_bytes_of(keys),)), s.problem.objective)
+    )
 
 
 def telling(problem: Problem) -> tuple[Key, ...]:
@@ -63,7 +65,8 @@ def _without_places(s: Stock, keys: tuple[Key, ...]) -> Ints:
 def gain(s: Stock, key: Key) -> Any:
     """Sparse, over classes: what of a key's bytes and inter is saved."""
     weights = dict(key)
-    return s.kept * weights.get("bytes", 0) + s.kept_in_node * weights.get("inter", 0)
+    total = s.kept if weights.get("bytes") == 1 else s.kept * weights.get("bytes", 0)
+    return total + s.kept_in_node * weights["inter"] if weights.get("inter") else total
 
 
 def dense(s: Stock, key: Key) -> Ints:

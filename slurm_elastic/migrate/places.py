@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from slurm_elastic.migrate.boxes import Ints
 from slurm_elastic.migrate.problem import Key
-from slurm_elastic.migrate.score import measures
+from slurm_elastic.migrate.score import values
 from slurm_elastic.migrate.stock import Stock, members
 
 LARGEST_PROGRAM = 4_096  # choices of a rank class and a host class
@@ -158,8 +158,7 @@ class Program:
             if result.x is None:
                 return None if host is None else (host, False)
             host = self._hosts(np.rint(result.x[: self.rows * self.columns]).astype(np.int64))
-            measured = measures(self.s, host)
-            value = sum(w * measured[name] for name, w in key)
+            (value,) = values(self.s, host, (key,))
             proven &= result.status == 0 and math.ceil(result.mip_dual_bound - 1e-6) * unit >= value
             self.limit([(k, v / unit) for k, v in enumerate(goal.tolist()) if v], -np.inf, value / unit + 0.5)
         return None if host is None else (host, proven)

@@ -18,7 +18,7 @@ from slurm_elastic.migrate.model import Claims, Plan
 from slurm_elastic.migrate.order import in_place
 from slurm_elastic.migrate.problem import Problem
 from slurm_elastic.migrate.schedule import Schedule, schedule
-from slurm_elastic.migrate.score import measures
+from slurm_elastic.migrate.score import measure
 from slurm_elastic.migrate.stock import Stock, cost_matrix, lost, stock
 from slurm_elastic.migrate.transfers import Movement, bytes_of, movement
 
@@ -104,13 +104,12 @@ def claims(found: Outline) -> Claims:
     problem, travels = found.stock.problem, found.moves.travels
     size = bytes_of(found.stock, travels)
     crosses = problem.nodes[travels.source] != problem.nodes[travels.target] if len(travels) else size > 0
-    measured = measures(found.stock, found.hosting.host)
     return Claims(
         total_bytes=int(size.sum()),
         inter_node_bytes=int(size[crosses].sum()),
         max_send_bytes=int(found.moves.loads.max(initial=0)),
-        nodes=measured["nodes"],
-        span=measured["span"],
+        nodes=measure(found.stock, found.hosting.host, "nodes"),
+        span=measure(found.stock, found.hosting.host, "span"),
     )
 
 

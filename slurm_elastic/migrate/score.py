@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from slurm_elastic.migrate.boxes import Ints
+from slurm_elastic.migrate.problem import Key
 from slurm_elastic.migrate.stock import Stock
 
 
@@ -13,23 +16,23 @@ def received(s: Stock, host: Ints) -> Ints:
     return np.asarray(_at(s, s.kept, host))
 
 
-def measures(s: Stock, host: Ints) -> dict[str, int]:
-    """bytes, inter, max_recv, span and nodes of a host map (device index per rank)."""
+def measure(s: Stock, host: Ints, name: str) -> int:
+    """bytes, inter, max_recv, span or nodes of a host map (device index per rank)."""
+    if name == "inter":
+        return int(_at(s, s.kept_in_node, host).sum())
+    if name == "bytes":
+        return int(received(s, host).sum())
+    if name == "max_recv":
+        return int(received(s, host).max(initial=0))
     nodes = s.problem.nodes[host]
-    got = received(s, host)
-    return {
-        "bytes": int(got.sum()),
-        "inter": int(_at(s, s.kept_in_node, host).sum()),
-        "max_recv": int(got.max(initial=0)),
-        "span": sum(len(np.unique(nodes[list(group)])) for group in s.problem.groups),
-        "nodes": len(np.unique(nodes)),
-    }
+    if name == "nodes":
+        return len(np.unique(nodes))
+    return sum(len(set(nodes[list(group)].tolist())) for group in s.problem.groups)
 
 
-def value_of(s: Stock, host: Ints) -> tuple[int, ...]:
-    """The objective's entries, in order."""
-    measured = measures(s, host)
-    return tuple(sum(w * measured[k] for k, w in key) for key in s.problem.objective)
+def values(s: Stock, host: Ints, keys: Iterable[Key]) -> tuple[int, ...]:
+    """What a host map has in each entry of an objective."""
+    return tuple(sum(w * measure(s, host, name) for name, w in key) for key in keys)
 
 
 def _at(s: Stock, kept: object, host: Ints) -> Ints:

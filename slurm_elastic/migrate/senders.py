@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from slurm_elastic.migrate.flow import Flow, level
@@ -72,21 +73,33 @@ def _balanced(demands: Sequence[Demand]) -> list[Shares]:
         for k in which:
             arcs[k].append(s)
     size = [len(devices) for devices in suppliers]
-    amount = [d.item * d.elements for d in demands]
-    best = level(amount, arcs, size)
-    q = best.denominator
-    flow = Flow([a * q for a in amount], arcs, [best.numerator * n for n in size])
     out: list[Shares] = [[] for _ in demands]
-    for item in sorted({d.item for d in demands}):
-        mine = [k for k, d in enumerate(demands) if d.item == item]
-        served = [sum(flow.share[k].get(s, 0) for k in mine) for s in range(len(suppliers))]
-        room = [n * -(-total // (item * q * n)) for total, n in zip(served, size, strict=True)]
+    for mine, room in _rooms(demands, arcs, size):
         whole = Flow([demands[k].elements for k in mine], [arcs[k] for k in mine], room)
         if any(whole.left):
             raise ArithmeticError("rounded up, the shares must still carry everything")
         for s, devices in enumerate(suppliers):
             _deal(devices, [(k, whole.share[j].get(s, 0)) for j, k in enumerate(mine)], out)
     return out
+
+
+def _rooms(
+    demands: Sequence[Demand], arcs: Sequence[Sequence[int]], size: Sequence[int]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """For each item size its demands, and how many elements each supplier may send: its part of the flow, rounded up."""
+    items = sorted({d.item for d in demands})
+    if len(items) == 1:
+        most = level([d.elements for d in demands], arcs, size)
+        yield list(range(len(demands))), [n * math.ceil(most) for n in size]
+        return
+    amount = [d.item * d.elements for d in demands]
+    best = level(amount, arcs, size)
+    q = best.denominator
+    flow = Flow([a * q for a in amount], arcs, [best.numerator * n for n in size])
+    for item in items:
+        mine = [k for k, d in enumerate(demands) if d.item == item]
+        served = [sum(flow.share[k].get(s, 0) for k in mine) for s in range(len(size))]
+        yield mine, [n * -(-total // (item * q * n)) for total, n in zip(served, size, strict=True)]
 
 
 def _deal(devices: Sequence[int], taken: Sequence[tuple[int, int]], out: list[Shares]) -> None:

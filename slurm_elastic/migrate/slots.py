@@ -11,7 +11,7 @@ from slurm_elastic.migrate.assign import assign
 from slurm_elastic.migrate.blocks import assign_in_blocks
 from slurm_elastic.migrate.boxes import Ints
 from slurm_elastic.migrate.problem import Key
-from slurm_elastic.migrate.score import measures
+from slurm_elastic.migrate.score import received, values
 from slurm_elastic.migrate.stock import Stock
 
 SWAPS = 200  # tried exchanges of a used for an unused node
@@ -84,13 +84,13 @@ def chosen_nodes(s: Stock, keys: tuple[Key, ...]) -> Ints:
     numbers = np.unique(node)
     room = np.array([(node == v).sum() for v in numbers])
     kept = np.zeros(len(numbers), np.int64)
-    cost = s.need[s.rank_class] - _received_on(s, free)
+    cost = s.need[s.rank_class] - received(s, free)
     np.add.at(kept, np.searchsorted(numbers, s.problem.nodes[free]), cost)
     order = sorted(range(len(numbers)), key=lambda v: (-room[v], -kept[v], v))
     fewest: list[int] = []
     while sum(room[v] for v in fewest) < s.problem.ranks:
         fewest.append(order[len(fewest)])
-    best = min((free, _within(s, numbers[fewest])), key=lambda host: _value(s, keys, host))
+    best = min((free, _within(s, numbers[fewest])), key=lambda host: values(s, host, keys))
     if not any(name == "nodes" for key in keys for name, _ in key):
         return best
     tried = 0
@@ -101,23 +101,12 @@ def chosen_nodes(s: Stock, keys: tuple[Key, ...]) -> Ints:
                 continue
             tried += 1
             host = _within(s, numbers[rest])
-            if _value(s, keys, host) < _value(s, keys, best):
+            if values(s, host, keys) < values(s, best, keys):
                 best, fewest = host, rest
                 break
     return best
 
 
-def _received_on(s: Stock, host: Ints) -> Ints:
-    from slurm_elastic.migrate.score import received
-
-    return received(s, host)
-
-
 def _within(s: Stock, nodes: Ints | None) -> Ints:
     hosts = None if nodes is None else np.flatnonzero(np.isin(s.problem.nodes[s.problem.hosts], nodes))
     return s.problem.hosts[assign_in_blocks(s, [s.kept, s.kept_in_node], hosts)]
-
-
-def _value(s: Stock, keys: tuple[Key, ...], host: Ints) -> tuple[int, ...]:
-    measured = measures(s, host)
-    return tuple(sum(w * measured[k] for k, w in key) for key in keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -9,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slurm_elastic.migrate.boxes import Ints, ints, range_of, volumes
+from slurm_elastic.migrate.boxes import Ints, elements, ints, range_of, volumes
 from slurm_elastic.migrate.model import Box
 from slurm_elastic.migrate.senders import Demand, share
 from slurm_elastic.migrate.stock import Stock
 
+LITTLE = 32  # a cut may move by one share in so many
 FAR_ABOVE = 2  # forwarding is used where it cuts the largest load to at most one in this many
 
 
@@ -68,7 +70,7 @@ def movement(s: Stock, host: Ints) -> Movement:
     direct = _served(s, missing)
     loads = sent(s, direct)
     if len(missing.piece) > 1:
-        chained = _chained(s, missing)
+        chained = _chained(s, missing, int(loads.max(initial=0)))
         if chained is not None:
             lower = sent(s, chained)
             if int(lower.max(initial=0)) * FAR_ABOVE <= int(loads.max(initial=0)):
@@ -99,8 +101,11 @@ def _take(rows: Rows, which: Ints | npt.NDArray[np.bool_]) -> Rows:
     return Rows(*(column[which] for column in vars(rows).values()))
 
 
-def _chained(s: Stock, missing: _Missing) -> Transfers | None:
-    """Of targets that need the same from the same holders only the first is served by these; each serves the next."""
+def _chained(s: Stock, missing: _Missing, direct: int) -> Transfers | None:
+    """Of targets that need the same from the same holders only the first is served by these; each serves the next.
+
+    None where that is clearly not far below `direct`, the largest load without it.
+    """
     _, place, _ = _suppliers(s, missing)
     node = s.problem.nodes[missing.rows.target]
     far = ~_in_node(s, missing)
@@ -110,16 +115,19 @@ def _chained(s: Stock, missing: _Missing) -> Transfers | None:
     again = np.concatenate([[False], same])
     if not same.any():
         return None
+    rest = _take(missing.rows, order[again])
+    onward = missing.rows.target[order[np.flatnonzero(again) - 1]]
+    if _load(s, rest, onward).max(initial=0) * FAR_ABOVE > direct:
+        return None
     position = np.arange(len(order))
     head = np.maximum.accumulate(np.where(again, 0, position))
     more = np.zeros(len(order), bool)
     more[:-1] = same
     first = _Missing(_take(missing.rows, order[~again]), missing.piece[order[~again]], missing.cell[order[~again]])
     heads = _served(s, first, more[~again])
-    rest = _take(missing.rows, order[again])
     return Transfers(
         **{name: np.concatenate([column, vars(rest)[name]]) for name, column in list(vars(heads).items())[:6]},
-        source=np.concatenate([heads.source, missing.rows.target[order[np.flatnonzero(again) - 1]]]),
+        source=np.concatenate([heads.source, onward]),
         hop=np.concatenate([heads.hop, (position - head)[again]]),
         chained=np.concatenate([heads.chained, np.ones(len(rest), bool)]),
     )
@@ -173,58 +181,81 @@ def _served(s: Stock, missing: _Missing, chained: npt.NDArray[np.bool_] | None =
         where = int(place[mine[0]])
         who = (where,) if where < devices else sets[where - devices]
         demands.append(Demand(int(item[mine[0]]), who, int(amount[mine].sum())))
-    extra: list[tuple[int, int, int, int, Box]] = []  # row, device, tensors [first, last), box
+    extra: list[_Part] = []
     whole = np.ones(len(rows), bool)
     for mine, shares in zip(groups, share(demands), strict=True):
         if len(shares) == 1:
             source[mine] = shares[0][0]
             continue
         ends = np.cumsum(amount[mine])
-        cuts = np.cumsum([n for _, n in shares])
+        cuts = np.cumsum(ints(n for _, n in shares))
+        if not s.problem.balanced:
+            cuts = _at_tensors(cuts, ends, amount[mine], rows.last[mine] - rows.first[mine])
         begin = np.searchsorted(cuts, ends - amount[mine], side="right")
         final = np.searchsorted(cuts, ends - 1, side="right")
         source[mine] = ints(d for d, _ in shares)[begin]
         for k in np.flatnonzero(begin != final).tolist():
-            row, start = int(mine[k]), int(ends[k] - amount[mine[k]])
+            row, start, n = int(mine[k]), int(ends[k] - amount[mine[k]]), int(amount[mine[k]])
             whole[row] = False
-            for part in range(int(begin[k]), int(final[k]) + 1):
-                low = max(0, (int(cuts[part - 1]) if part else 0) - start)
-                high = min(int(amount[row]), int(cuts[part]) - start)
-                extra += [(row, shares[part][0], *piece) for piece in _stretch(rows, row, low, high)]
+            edges = [0, *(cut - start for cut in cuts[begin[k] : final[k]].tolist()), n]
+            for (device, _), low, high in zip(shares[begin[k] :], edges, edges[1:], strict=False):
+                extra += [_Part(row, device, *piece) for piece in _stretch(rows, row, low, high)]
     hop = np.zeros(int(whole.sum()), np.int64)
     plain = Transfers(**vars(_take(rows, whole)), source=source[whole], hop=hop, chained=flags[whole])
     return _with_parts(plain, rows, extra, flags) if extra else plain
 
 
-def _stretch(rows: Rows, row: int, low: int, high: int) -> list[tuple[int, int, Box]]:
+class _Part(NamedTuple):
+    """A device's part of a row: a box of tensors [first, last)."""
+
+    row: int
+    device: int
+    first: int
+    last: int
+    box: Box
+
+
+def _at_tensors(cuts: Ints, ends: Ints, amount: Ints, tensors: Ints) -> Ints:
+    """Cuts moved to the nearest border between tensors where that changes the shares by little: fewer, larger pieces."""
+    row = np.minimum(np.searchsorted(ends, cuts, side="right"), len(ends) - 1)
+    size = amount[row] // tensors[row]
+    start = ends[row] - amount[row]
+    near = start + (cuts - start + size // 2) // size * size
+    moved = np.where(np.abs(near - cuts) * LITTLE <= cuts[-1] // len(cuts), near, cuts)
+    return np.asarray(np.append(moved[:-1], cuts[-1]))
+
+
+def _stretch(rows: Rows, row: int, low: int, high: int) -> Iterator[tuple[int, int, Box]]:
     """Elements [low, high) of a row, counted tensor by tensor: (first tensor, last, box)."""
-    lo, hi = rows.lo[row].tolist(), rows.hi[row].tolist()
-    box = Box(tuple(lo), tuple(h - o for o, h in zip(lo, hi, strict=True)))
-    size = int(np.prod(rows.hi[row] - rows.lo[row]))
-    base = int(rows.first[row])
+    if low >= high:
+        return
+    lo, base = tuple(rows.lo[row].tolist()), int(rows.first[row])
+    box = Box(lo, tuple((rows.hi[row] - rows.lo[row]).tolist()))
+    size = elements(box.size)
     first, last = -(-low // size), high // size
     if first > last:
-        return [(base + last, base + first, part) for part in range_of(box, low - last * size, high - last * size)]
-    out = [(base + first - 1, base + first, part) for part in range_of(box, low - (first - 1) * size, size)]
+        yield from ((base + last, base + first, part) for part in range_of(box, low - last * size, high - last * size))
+        return
+    if low < first * size:
+        yield from ((base + first - 1, base + first, part) for part in range_of(box, low - (first - 1) * size, size))
     if first < last:
-        out.append((base + first, base + last, box))
-    return out + [(base + last, base + last + 1, part) for part in range_of(box, 0, high - last * size)]
+        yield base + first, base + last, box
+    if high > last * size:
+        yield from ((base + last, base + last + 1, part) for part in range_of(box, 0, high - last * size))
 
 
-def _with_parts(
-    plain: Transfers, rows: Rows, extra: list[tuple[int, int, int, int, Box]], flags: npt.NDArray[np.bool_]
-) -> Transfers:
-    row = ints(each[0] for each in extra)
-    lo = np.array([each[4].offset for each in extra], np.int64)
-    size = np.array([each[4].size for each in extra], np.int64)
+def _with_parts(plain: Transfers, rows: Rows, extra: list[_Part], flags: npt.NDArray[np.bool_]) -> Transfers:
+    row = ints(each.row for each in extra)
+    lo = np.array([each.box.offset for each in extra], np.int64)
+    size = np.array([each.box.size for each in extra], np.int64)
     return Transfers(
         np.concatenate([plain.pattern, rows.pattern[row]]),
-        np.concatenate([plain.first, ints(each[2] for each in extra)]),
-        np.concatenate([plain.last, ints(each[3] for each in extra)]),
+        np.concatenate([plain.first, ints(each.first for each in extra)]),
+        np.concatenate([plain.last, ints(each.last for each in extra)]),
         np.concatenate([plain.lo, lo]),
         np.concatenate([plain.hi, lo + size]),
         np.concatenate([plain.target, rows.target[row]]),
-        np.concatenate([plain.source, ints(each[1] for each in extra)]),
+        np.concatenate([plain.source, ints(each.device for each in extra)]),
         np.concatenate([plain.hop, np.zeros(len(row), np.int64)]),
         np.concatenate([plain.chained, flags[row]]),
     )
@@ -238,6 +269,10 @@ def bytes_of(s: Stock, t: Rows) -> Ints:
 
 def sent(s: Stock, t: Transfers) -> Ints:
     """Bytes each device sends."""
+    return _load(s, t, t.source)
+
+
+def _load(s: Stock, rows: Rows, source: Ints) -> Ints:
     out = np.zeros(len(s.problem.devices), np.int64)
-    np.add.at(out, t.source, bytes_of(s, t))
+    np.add.at(out, source, bytes_of(s, rows))
     return out
