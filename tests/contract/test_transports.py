@@ -35,7 +35,7 @@ def store_at(port: int, *, served: bool = False) -> Any:
 
 
 def gloo(rank: int, store: Any, key: str) -> TorchTransport:
-    sockets = Sockets(store_port=0)
+    sockets = Sockets()
     with sockets.noting():
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=MEETING_S))
     return TorchTransport({name(peer): peer for peer in range(SIZE)}, group, sever=sockets.cut)

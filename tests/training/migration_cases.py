@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import math
@@ -56,6 +57,7 @@ def read_plan(raw: dict[str, Any]) -> Plan:
     return msgspec.convert(raw, Plan)
 
 
+@functools.lru_cache(maxsize=64)
 def truth(name: str, tensor: Tensor) -> torch.Tensor:
     """The global tensor: arbitrary bits, so NaN and infinities too."""
     dtype = getattr(torch, tensor.dtype)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slurm_elastic.errors import MigrationError
-from slurm_elastic.migrate.execute import Migration, Options, Phase
+from slurm_elastic.migrate.execute import Migration
+from slurm_elastic.migrate.execute_schedule import participants
 from slurm_elastic.migrate.model import Plan
 from slurm_elastic.migrate.store import Key
 from slurm_elastic.migrate.transport import Transport
@@ -32,7 +30,7 @@ def store_at(port: int, *, served: bool = False) -> Any:
 
 
 def gloo(store: Any, names: tuple[str, ...], rank: int) -> TorchTransport:
-    sockets = Sockets(store_port=0)
+    sockets = Sockets()
     with sockets.noting():
         dist.init_process_group("gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=len(names))
     assert dist.group.WORLD
@@ -87,10 +85,10 @@ def move_all(rank: int, port: int, kind: str, work: list[tuple[Case, Plan]], siz
 def move_one(case: Case, plan: Plan, device: str, transport: Transport) -> None:
     old = boxes_of(case, case.old.get(device, ()))
     adopted = {key: old[key] for key in case.new_of(plan, device) if key in old}
-    if device not in {*plan.programs, *plan.host}:
+    taking_part = participants(plan)
+    if device not in taking_part:
         return
     before = transport.traffic.sent.total() + transport.traffic.received.total()
-    agreement_bytes = 2 * (32 + 32 * len({*plan.programs, *plan.host})) if len({*plan.programs, *plan.host}) > 1 else 0
 
     movement = Migration(plan, device, old, case.new_of(plan, device), case.tensors, transport)
     movement.run()
@@ -100,9 +98,9 @@ def move_one(case: Case, plan: Plan, device: str, transport: Transport) -> None:
     assert (movement.moved.sent.total(), movement.moved.received.total()) == bytes_in_plan(case, plan, device)
     on_the_wire = transport.traffic.sent.total() + transport.traffic.received.total() - before
     state = movement.moved.sent.total() + movement.moved.received.total() + movement.moved.sealing_bytes
-    others = len({*plan.programs, *plan.host}) - 1
-    hub = sorted({*plan.programs, *plan.host})[0] == device
-    assert on_the_wire - state == agreement_bytes // 2 * (others if hub else min(1, others))
+    others = len(taking_part) - 1
+    talks = others if device == taking_part[0] else min(1, others)  # all agree with the first, by 32 bytes each
+    assert on_the_wire - state == talks * 32 * (1 + len(taking_part))
 
 
 class Renamed:
@@ -120,49 +118,3 @@ class Renamed:
         self._inner.abort()
 
     def close(self) -> None: ...
-
-
-def move_with_a_fault(
-    rank: int, port: int, kind: str, case: Case, plan: Plan, fault: tuple[str, str, Phase, int], keep_old: bool
-) -> None:
-    """`fault`: what ("kill", "cancel"), which device, after which phase of which step. Survivors check what they hold."""
-    what, victim, at, step = fault
-    device = case.devices[rank]
-    store = store_at(port)
-    transport = MAKERS[kind](store, case.devices, rank)
-
-    def watch(phase: Phase, number: int) -> None:
-        if (device, phase, number) == (victim, at, step):
-            store.set("fired", "yes")
-            if what == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            transport.abort()
-
-    old = boxes_of(case, case.old.get(device, ()))
-    movement = Migration(
-        plan, device, old, case.new_of(plan, device), case.tensors, transport,
-        Options(timeout_s=MEETING_S, keep_old=keep_old, watch=watch),
-    )  # fmt: skip
-    try:
-        movement.run()
-        state = "through"
-        check_bits(case, movement.boxes, case.new_of(plan, device))
-    except MigrationError as failed:
-        state = "old" if movement.has_old else "new" if movement.has_new else "mixed"
-        assert not keep_old or movement.has_old
-        print(f"{device} {state}: {failed}", flush=True)
-    if state == "through" or movement.has_new:
-        check_bits(case, movement.boxes, case.new_of(plan, device))
-    if movement.has_old and state != "through":
-        check_values(case, dict(old))
-        assert set(case.old.get(device, ())) <= set(old)
-    held = movement.holdings()
-    check_values(case, held)  # never a wrong element among what it says it holds
-    store.set(f"state/{device}", msgspec_json([(name, box.offset, box.size) for name, box in held]))
-    store.set(f"word/{device}", state)
-
-
-def msgspec_json(value: Any) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode(value)
