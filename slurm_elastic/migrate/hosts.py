@@ -16,7 +16,7 @@ from slurm_elastic.migrate.assign import NoAssignment, assign
 from slurm_elastic.migrate.blocks import assign_in_blocks
 from slurm_elastic.migrate.boxes import Ints
 from slurm_elastic.migrate.problem import PLAIN, Key, Problem
-from slurm_elastic.migrate.score import values
+from slurm_elastic.migrate.score import fewest, values
 from slurm_elastic.migrate.stock import Stock
 
 
@@ -40,9 +40,7 @@ def host_map(s: Stock) -> Hosting:
 
     host, proven = best_places(s, keys)
     value = values(s, host, s.problem.objective)
-    return Hosting(
-        host, value, value if proven else values(s, _without_places(s, (_bytes_of(keys),)), s.problem.objective)
-    )
+    return Hosting(host, value, value if proven else _bound(s))
 
 
 def telling(problem: Problem) -> tuple[Key, ...]:
@@ -137,5 +135,13 @@ def _total(matrix: Ints, columns: Ints) -> int:
     return int(matrix[np.arange(len(columns)), columns].sum())
 
 
-def _bytes_of(keys: tuple[Key, ...]) -> Key:
-    return next((key for key in keys if dict(key).get("bytes")), (("bytes", 1),))
+def _bound(s: Stock) -> tuple[int, ...]:
+    """No host map has less in any entry: the least of each measure by itself."""
+    p = s.problem
+    node = p.nodes[p.hosts]
+    rooms = [int((node == v).sum()) for v in np.unique(node)]
+    least = {"nodes": fewest(rooms, p.ranks), "span": sum(fewest(rooms, len(group)) for group in p.groups)}
+    for name in sorted({name for key in p.objective for name, _ in key} - set(least)):
+        alone: tuple[Key, ...] = (((name, 1),),)
+        least[name] = values(s, _without_places(s, alone), alone)[0]
+    return tuple(sum(w * least[name] for name, w in key) for key in p.objective)

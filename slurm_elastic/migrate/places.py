@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from slurm_elastic.migrate.boxes import Ints
 from slurm_elastic.migrate.problem import Key
-from slurm_elastic.migrate.score import values
+from slurm_elastic.migrate.score import fewest, values
 from slurm_elastic.migrate.stock import Stock, members
 
 LARGEST_PROGRAM = 4_096  # choices of a rank class and a host class
@@ -39,16 +39,6 @@ def best_places(s: Stock, keys: tuple[Key, ...]) -> tuple[Ints, bool]:
     from slurm_elastic.migrate.slots import chosen_nodes
 
     return chosen_nodes(s, keys), False
-
-
-def _fewest(rooms: list[int], ranks: int) -> int:
-    """The smallest number of nodes that have room for so many."""
-    count = 0
-    for room in sorted(rooms, reverse=True):
-        if ranks <= 0:
-            break
-        ranks, count = ranks - room, count + 1
-    return count
 
 
 @dataclass
@@ -127,9 +117,9 @@ class Program:
         """So many nodes are needed in any case; the solver need not find that out."""
         rooms = [int(self.free[self.s.class_node == node].sum()) for node in self.nodes]
         every = range(len(self.nodes))
-        self.limit([(self.y(v), 1) for v in every], _fewest(rooms, self.s.problem.ranks), np.inf)
+        self.limit([(self.y(v), 1) for v in every], fewest(rooms, self.s.problem.ranks), np.inf)
         for g, group in enumerate(self.groups):
-            self.limit([(self.z(g, v), 1) for v in every], _fewest(rooms, len(group)), np.inf)
+            self.limit([(self.z(g, v), 1) for v in every], fewest(rooms, len(group)), np.inf)
 
     def _coefficients(self, key: Key) -> npt.NDArray[np.float64]:
         out = np.zeros(self.size)

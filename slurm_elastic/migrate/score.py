@@ -42,3 +42,13 @@ def _at(s: Stock, kept: object, host: Ints) -> Ints:
     if not len(rows):
         return np.zeros(0, np.int64)
     return s.need[rows] - np.asarray(kept[rows, columns]).ravel()  # type: ignore[index]
+
+
+def fewest(rooms: list[int], ranks: int) -> int:
+    """The smallest number of nodes that have room for so many."""
+    count = 0
+    for room in sorted(rooms, reverse=True):
+        if ranks <= 0:
+            break
+        ranks, count = ranks - room, count + 1
+    return count

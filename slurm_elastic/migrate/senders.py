@@ -86,7 +86,7 @@ def _balanced(demands: Sequence[Demand]) -> list[Shares]:
 def _rooms(
     demands: Sequence[Demand], arcs: Sequence[Sequence[int]], size: Sequence[int]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """For each item size its demands, and how many elements each supplier may send: its part of the flow, rounded up."""
+    """For each item size its demands, and how many elements each supplier may send: its flow, rounded up."""
     items = sorted({d.item for d in demands})
     if len(items) == 1:
         most = level([d.elements for d in demands], arcs, size)

@@ -106,7 +106,7 @@ def _chained(s: Stock, missing: _Missing, direct: int) -> Transfers | None:
 
     None where that is clearly not far below `direct`, the largest load without it.
     """
-    _, place, _ = _suppliers(s, missing)
+    _, place, sole = _suppliers(s, missing)
     node = s.problem.nodes[missing.rows.target]
     far = ~_in_node(s, missing)
     order = np.lexsort((missing.rows.target, node, far, place, missing.piece))
@@ -115,9 +115,10 @@ def _chained(s: Stock, missing: _Missing, direct: int) -> Transfers | None:
     again = np.concatenate([[False], same])
     if not same.any():
         return None
-    rest = _take(missing.rows, order[again])
-    onward = missing.rows.target[order[np.flatnonzero(again) - 1]]
-    if _load(s, rest, onward).max(initial=0) * FAR_ABOVE > direct:
+    rest, onward = _take(missing.rows, order[again]), missing.rows.target[order[np.flatnonzero(again) - 1]]
+    alone = order[~again & (sole[order] >= 0)]
+    least = _load(s, rest, onward) + _load(s, _take(missing.rows, alone), sole[alone])
+    if least.max(initial=0) * FAR_ABOVE > direct:
         return None
     position = np.arange(len(order))
     head = np.maximum.accumulate(np.where(again, 0, position))
@@ -216,7 +217,7 @@ class _Part(NamedTuple):
 
 
 def _at_tensors(cuts: Ints, ends: Ints, amount: Ints, tensors: Ints) -> Ints:
-    """Cuts moved to the nearest border between tensors where that changes the shares by little: fewer, larger pieces."""
+    """Cuts moved to the nearest border between tensors where that changes shares by little: fewer, larger pieces."""
     row = np.minimum(np.searchsorted(ends, cuts, side="right"), len(ends) - 1)
     size = amount[row] // tensors[row]
     start = ends[row] - amount[row]
