@@ -8,6 +8,7 @@
           jobs/              batch scripts as they were submitted
           submitted.json     the base job that was submitted last  (.submit.lock: held while `submit` is at it)
           gate.json          ranks and checkpoint of the generation whose gate was opened last
+          regroup.json       seats of the generation that was made in place last
           epochs/            one empty file per start of a supervisor: who creates it owns the epoch
 
 Only the supervisor writes journal, events, ledger, status, gate, DONE and endpoint; `submit` writes submitted.json.

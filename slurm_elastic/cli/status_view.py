@@ -50,6 +50,7 @@ def _figures(shown: Mapping[str, Any], now: float) -> RenderableType:
 
 
 def _rows(shown: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
+    in_place = ", changes in place" if shown.get("mode") == "live" else ""
     standby = f", generation {shown['standby']} warms up" if shown["standby"] else ""
     step = f"{shown['step']}" + (f" of {shown['total_steps']}" if shown["total_steps"] else "")
     rate = f", {shown['steps_per_s']:.3g} steps/s" if shown["steps_per_s"] else ""
@@ -60,7 +61,7 @@ def _rows(shown: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
     return [
         ("directory", shown["run_dir"]),
         ("nodes", f"{nodes}, {limits}"),
-        ("generation", f"{shown['generation']}{standby}"),
+        ("generation", f"{shown['generation']}{in_place}{standby}"),
         ("step", step + rate + loss),
         ("checkpoint", _checkpoint(shown["checkpoint"], now)),
         ("last change", _transition(shown["last_transition"], now)),

@@ -45,8 +45,10 @@ def may_grow(state: State, members: tuple[Member, ...], now: float) -> bool:
 
 def has_settled(state: State, now: float) -> bool:
     live = state.live
-    if live is None or live.opened_at is None or live.regrouping:
+    if live is None or live.opened_at is None:
         return False
+    if live.live:  # its script reports steps
+        return live.stepping
     return live.stepping or now >= live.opened_at + min(FIRST_STEP_S, state.policy.scaling_timeout)
 
 

@@ -92,6 +92,7 @@ class Status(Shown, frozen=True, kw_only=True):
     reason: str
     generation: int
     standby: int | None  # generation whose workers warm up, if any
+    mode: str = ""  # how the next change will be made: live | relaunch; "" when nothing trains
     nodes: int  # that train now
     workers: int
     wanted_nodes: int
@@ -123,6 +124,7 @@ def status_of(state: State, figures: Figures) -> Status:
         reason=state.reason,
         generation=state.generation,
         standby=state.next.number if state.next and not is_over else None,
+        mode=_mode(state),
         nodes=len(members),
         workers=len(members) * state.policy.workers_per_node,
         wanted_nodes=state.wanted_nodes,
@@ -158,6 +160,12 @@ def read_status(path: Path) -> Status | None:
         raise RunDirectoryError(
             f"cannot read {path}: {broken}", fix="is this run driven by another release of slurm-elastic?"
         ) from broken
+
+
+def _mode(state: State) -> str:
+    if state.live is None or state.phase in OVER:
+        return ""
+    return "live" if state.live.elastic and state.policy.live else "relaunch"
 
 
 def _pending(state: State) -> int:

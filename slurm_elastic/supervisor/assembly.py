@@ -24,6 +24,7 @@ from slurm_elastic.observe.status import CheckpointStatus, SupervisorStatus
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.slurm.api import BatchRequest, Job, SlurmClient
 from slurm_elastic.slurm.run_jobs import comment_prefix, companion_request
+from slurm_elastic.supervisor import seats
 from slurm_elastic.supervisor.agents import Agents
 from slurm_elastic.supervisor.companions import Companions
 from slurm_elastic.supervisor.course import Course
@@ -39,6 +40,7 @@ from slurm_elastic.supervisor.loop import Loop
 from slurm_elastic.supervisor.polling import Poller
 from slurm_elastic.supervisor.progress import Progress
 from slurm_elastic.supervisor.records import Records
+from slurm_elastic.supervisor.regroups import Regroups
 from slurm_elastic.supervisor.reporting import Notes, Reporter, Training, told_at
 from slurm_elastic.supervisor.roster import Roster
 from slurm_elastic.supervisor.workers import Workers
@@ -173,7 +175,12 @@ class _Parts:
         """With what was known of training before a restart."""
         run, course = self.around.run, self.course
         progress = Progress(course.post)
-        desk = TrainingDesk(run, course, self.workers, self.records, progress, self.crew.spawn, self.note)
+        regroups = Regroups(run, course, self.workers, self.records, progress, self.crew.spawn, seats.load_plan(run))
+        must_be_live = self.around.config.elastic.transition == "live"
+        spawn = self.crew.spawn
+        desk = TrainingDesk(
+            run, course, self.workers, self.records, progress, regroups, spawn, self.note, must_be_live=must_be_live
+        )
         last, plan = self.ledger.last, load_plan(run)
         if last is not None:
             progress.step, progress.step_time, progress.loss, progress.lr = last.step, last.time, last.loss, last.lr
@@ -181,10 +188,24 @@ class _Parts:
             desk.plan = plan
             if course.is_live(plan.generation):
                 progress.resumed(plan, (last.step, last.time) if last else (0, 0.0))
-                if plan.joined and course.state.live is not None and course.state.live.killed_at is None:
-                    grace_s = max(0.0, self.rejoin_s - self.around.config.control.worker_timeout)
-                    self.workers.expect(plan.generation, plan.nodes, time.monotonic() + grace_s)
+                if plan.joined:
+                    self._expect_workers()
+        live = course.state.live
+        if live is not None and live.live:
+            if regroups.plan is not None and regroups.plan.generation == live.number:
+                in_ledger = (last.step, last.time) if last else (0, 0.0)
+                progress.resumed_live(regroups.plan, in_ledger, complete=not live.regrouping)
+            self._expect_workers()
         return desk
+
+    def _expect_workers(self) -> None:
+        """Those that trained owe a sign of life, but not at once."""
+        live = self.course.state.live
+        if live is not None and live.killed_at is None:
+            grace_s = max(0.0, self.rejoin_s - self.around.config.control.worker_timeout)
+            for member in live.members:
+                if live.end_of(member.node) is None:
+                    self.workers.expect(live.launch_of(member), (member.node,), time.monotonic() + grace_s)
 
     def _training(self) -> Training:
         progress, checkpoint = self.desk.progress, self.desk.last_checkpoint

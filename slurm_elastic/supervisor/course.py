@@ -30,9 +30,21 @@ class Course:
         """Whether this generation's gate was opened and its end not yet seen."""
         return self.state.live is not None and self.state.live.number == generation
 
-    def expected(self, generation: int) -> Generation | None:
-        """The generation, if its workers have any business here: it trains, or waits behind the gate."""
+    def expected(self, launch: int, node: str) -> Generation | None:
+        """The generation of these workers, if they have any business here: it trains, or waits behind the gate."""
         for found in (self.state.live, self.state.next):
-            if found is not None and found.number == generation:
+            if found is not None and found.has(launch, node):
                 return found
         return None
+
+    def places(self, generation: int) -> tuple[tuple[int, str], ...]:
+        """Launch and node of all workers of a generation that trains or waits, also of those that depart."""
+        for found in (self.state.live, self.state.next):
+            if found is not None and found.number == generation:
+                return tuple((found.launch_of(member), member.node) for member in found.everyone)
+        return ()
+
+    def is_standby(self, launch: int) -> bool:
+        """Whether these workers wait for seats in the live generation."""
+        following = self.state.next
+        return following is not None and following.standby and following.number == launch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from slurm_elastic.supervisor.course import Course
 from slurm_elastic.supervisor.gates import GatePlan, gate_of, gates, make_plan, save_plan
 from slurm_elastic.supervisor.progress import Progress
 from slurm_elastic.supervisor.records import Records
+from slurm_elastic.supervisor.regroups import Regroups
+from slurm_elastic.supervisor.seats import seat_of, standby_gate
 from slurm_elastic.supervisor.workers import Workers
 from slurm_elastic.wire import messages as m
 from slurm_elastic.wire.server import Link
@@ -38,15 +40,20 @@ class LastCheckpoint:
 
 @dataclass(slots=True)
 class TrainingDesk:
-    """`spawn` runs a coroutine beside the loop; `note(kind, generation, reason, figures)` writes an event."""
+    """`spawn` runs a coroutine beside the loop; `note(kind, generation, reason, figures)` writes an event.
+
+    `must_be_live`: the user wants to hear of it when the script cannot regroup in place.
+    """
 
     run: RunDirectory
     course: Course
     workers: Workers
     records: Records
     progress: Progress
+    regroups: Regroups
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     note: Callable[..., None]
+    must_be_live: bool = False
     plan: GatePlan | None = None
     last_checkpoint: LastCheckpoint = LastCheckpoint()
     warnings: dict[str, str] = field(default_factory=dict)  # the last one of each speaker
@@ -83,12 +90,14 @@ class TrainingDesk:
             save=order.save,
             deadline=order.deadline,
         )
-        self.workers.send(order.generation, self._drain, "training")
+        self.workers.send(self.course.places(order.generation), self._drain)
         return True
 
     def has_trained(self, generation: int) -> bool:
         """Whether a script of this generation has reached the library, also before a restart of ours."""
-        plan = self.plan
+        plan, live = self.plan, self.course.state.live
+        if live is not None and live.live and live.number == generation:
+            return True
         return self.workers.has_trained(generation) or bool(plan and plan.generation == generation and plan.trained)
 
     def note_attendance(self) -> None:
@@ -99,20 +108,31 @@ class TrainingDesk:
         if self.workers.all_training(plan.generation, plan.nodes):
             self.plan = joined = msgspec.structs.replace(plan, joined=True)
             self.spawn(self.records.write(lambda: save_plan(self.run, joined)))
+            if self.must_be_live and not self.workers.all_elastic(self.course.places(plan.generation)):
+                self.warned("elastic.transition", "live, but the script does not use run.build: it is started anew")
 
     # ---- what the roster passes on
 
-    def worker_joined(self, hello: m.WorkerHello) -> m.Message | None:
+    def worker_joined(self, hello: m.WorkerHello) -> Iterator[m.Message]:
+        """What this worker must be told at once: its gate, its new seat, a drain that is going on."""
         plan = self.plan
-        if plan is None or plan.generation != hello.generation:
-            return None
         if hello.stage == "gate":
-            return gate_of(plan, self.course.epoch, hello.node, hello.local_rank)
-        if not plan.trained:
+            gate = None
+            if self.course.is_standby(hello.generation):
+                gate = standby_gate(hello, self.course.epoch, self.course.workers_per_node)
+            elif plan is not None and plan.generation == hello.generation:
+                gate = gate_of(plan, self.course.epoch, hello.node, hello.local_rank)
+            yield from () if gate is None else (gate,)
+            return
+        if plan is not None and plan.generation == hello.generation and not plan.trained:
             self.plan = trained = msgspec.structs.replace(plan, trained=True)
             self.spawn(self.records.write(lambda: save_plan(self.run, trained)))
-        drain = self._drain
-        return drain if drain is not None and drain.generation == hello.generation else None
+        regroup = self.regroups.joined(hello)
+        if regroup is not None:
+            yield regroup
+        drain, launch = self._drain, seat_of(hello).launch
+        if drain is not None and (launch, hello.node) in self.course.places(drain.generation):
+            yield drain
 
     def steps(self, link: Link, told: m.Steps) -> None:
         fresh = self.progress.steps(told, time.time())

@@ -59,6 +59,8 @@ class Effects:
                 self._launch(action)
             case a.OpenGate():
                 self.spawn(self.desk.open_gate(action))
+            case a.Regroup():
+                self.desk.regroups.order(action)
             case a.DrainWorkers():
                 self._drain(action)
             case a.KillWorkers():
@@ -114,6 +116,7 @@ class Effects:
             self._carry_out(a.CancelJob(job_id=order.job_id, reason=order.reason))
 
     def _record(self, order: a.RecordTransition) -> None:
+        live = self.desk.regroups.figures(order.generation) if order.mode == "live" else {}
         self.note(
             "transition",
             order.generation,
@@ -125,6 +128,7 @@ class Effects:
             stall_s=round(order.stall_s, 3),
             steps_lost=order.steps_lost,
             planned=order.planned,
+            **live,
         )
 
     def _tell(self, job_id: int, message: m.Message) -> None:

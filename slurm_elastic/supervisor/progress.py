@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from slurm_elastic.machine.events import Event, GenerationStepping
 from slurm_elastic.supervisor.gates import GatePlan
+from slurm_elastic.supervisor.seats import RegroupPlan
 from slurm_elastic.wire import messages as m
 
 LEVEL0_GRACE_S = 20.0  # a script that has not reached the library by then is taken for an unmodified one
@@ -30,6 +31,9 @@ class Progress:
     opened: float = 0.0
     _stepping: bool = True  # this generation's first step was reported
     _before: tuple[int, float] = (0, 0.0)  # step and time of the last one of the generation before
+    _live: bool = False  # made by a regroup: its script reports steps
+    _due: GenerationStepping | None = None  # held back until the regroup is complete
+    _held: bool = False
     _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RATE_OVER))
 
     @property
@@ -43,8 +47,29 @@ class Progress:
         self.generation = generation
         self.step = resume_step
         self.opened = now
-        self._stepping = False
+        self._stepping = self._live = self._held = False
         self._recent.clear()
+
+    def regrouped(self, generation: int, step: int, now: float) -> None:
+        """The rank 0 of `generation` goes on after `step`; the others may still be on their way: see `release`."""
+        self.gate_opened(generation, step, now)
+        self._live = self._held = True
+        self._due = None
+
+    def release(self) -> None:
+        """All workers of the generation are in their places."""
+        self._held = False
+        due, self._due = self._due, None
+        if due is not None:
+            self.post(due)
+
+    def resumed_live(self, plan: RegroupPlan, in_ledger: tuple[int, float], *, complete: bool) -> None:
+        """The same in a generation that was made by a regroup. `complete`: all its workers had said so."""
+        self.step, self.step_time = in_ledger
+        if plan.begun:
+            self.generation, self.opened = plan.generation, plan.opened
+            self._before = (plan.before_step, plan.before_time)
+            self._stepping, self._live, self._held = False, True, not complete
 
     def resumed(self, plan: GatePlan, in_ledger: tuple[int, float]) -> None:
         """After a restart of the supervisor, in the middle of a generation, whose first step may still be due.
@@ -74,7 +99,7 @@ class Progress:
     def tick(self, now: float, trained: bool) -> None:
         """A script that reports no steps is taken to be training some time after its gate was opened."""
         grace_s = SILENT_GRACE_S if trained else LEVEL0_GRACE_S
-        if self.opened and now - self.opened > grace_s:
+        if self.opened and not self._live and now - self.opened > grace_s:
             self._first_step(self.step, now - grace_s)
 
     @property
@@ -90,11 +115,13 @@ class Progress:
             return
         self._stepping = True
         before, before_time = self._before
-        self.post(
-            GenerationStepping(
-                generation=self.generation,
-                step=step,
-                stall_s=max(0.0, time - before_time) if before_time else 0.0,
-                steps_lost=max(0, before - max(0, step - 1)),
-            )
+        done = GenerationStepping(
+            generation=self.generation,
+            step=step,
+            stall_s=max(0.0, time - before_time) if before_time else 0.0,
+            steps_lost=max(0, before - max(0, step - 1)),
         )
+        if self._held:
+            self._due = done
+        else:
+            self.post(done)

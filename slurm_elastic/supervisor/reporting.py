@@ -20,7 +20,7 @@ from slurm_elastic.machine.events import (
     SupervisorStarted,
     WorkerLost,
 )
-from slurm_elastic.machine.state import Allocation, State
+from slurm_elastic.machine.state import Allocation, Generation, State
 from slurm_elastic.observe.events import EventLog, read_events
 from slurm_elastic.observe.status import CheckpointStatus, Figures, SupervisorStatus, status_of, write_status
 from slurm_elastic.rundir import RunDirectory
@@ -79,7 +79,14 @@ class Reporter:
         if after.last_transition is not before.last_transition:
             self.transition_at = time.time()
         if after.next is not None and (before.next is None or before.next.number != after.next.number):
-            self.note("launching", after.next.number, after.next.reason, nodes=after.next.nodes)
+            figures = {"nodes": after.next.nodes, "standby": after.next.standby}
+            self.note("launching", after.next.number, after.next.reason, **figures)
+        if (
+            after.live is not None
+            and after.live.live
+            and (before.live is None or before.live.number < after.live.number)
+        ):
+            self._tell_regroup(after.live)
         if (before.slurm_silent_since is None) != (after.slurm_silent_since is None):
             silent = after.slurm_silent_since is not None
             self.note("slurm_silent" if silent else "slurm_answers", after.generation)
@@ -141,7 +148,7 @@ class Reporter:
                     restart_count=fact.restart_count,
                     resume_step=fact.resume_step,
                 )
-            case NodeEnded() if not fact.said and (fact.exit_code or fact.signal) and _is_news(before, fact.generation):
+            case NodeEnded() if not fact.said and (fact.exit_code or fact.signal) and _is_news(before, fact):
                 figures = {"node": fact.node, "exit_code": fact.exit_code, "signal": fact.signal}
                 self.note("worker_failed", fact.generation, fact.detail, **figures)
             case WorkerLost():
@@ -154,6 +161,11 @@ class Reporter:
                 self.note("stop_requested", generation, fact.reason)
             case _:
                 pass
+
+    def _tell_regroup(self, made: Generation) -> None:
+        departing = tuple(member.node for member in made.departing)
+        figures = {"nodes": made.nodes, "departing": departing, "planned": made.planned}
+        self.note("regrouping", made.number, made.reason, **figures)
 
     def _tell_job(self, before: Allocation | None, after: Allocation, generation: int) -> None:
         job: dict[str, Any] = {"job_id": after.job_id, "role": after.role, "nodes": after.nodes}
@@ -186,9 +198,11 @@ def told_at(events: Path, done: RecordTransition) -> float | None:
     return found
 
 
-def _is_news(state: State, generation: int) -> bool:
+def _is_news(state: State, end: NodeEnded) -> bool:
     """Whether these workers ended without having been told to."""
-    found = next((g for g in (state.live, state.next) if g is not None and g.number == generation), None)
+    found = next((g for g in (state.live, state.next) if g is not None and g.has(end.generation, end.node)), None)
+    if found is None and state.live is not None and state.live.live:  # lost, and its end is heard of later
+        return not end.signal and end.exit_code < 128
     if found is None or found.killed_at is not None:
         return False
     return found.drain_at is None or state.best_step > 0  # level 0 is drained by a signal

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from slurm_elastic.machine.events import NodeProbed, NoticeReceived
 from slurm_elastic.supervisor.agents import Agents
 from slurm_elastic.supervisor.course import Course
-from slurm_elastic.supervisor.workers import Workers
+from slurm_elastic.supervisor.regroups import Regroups
+from slurm_elastic.supervisor.workers import Workers, place_of
 from slurm_elastic.wire import messages as m
 from slurm_elastic.wire.server import Link
 
@@ -23,8 +25,11 @@ STOPPED_S = 3.0  # a pause of our own ticking beyond this means that we were sto
 class Desk(Protocol):
     """Where the parts of training go that are not about membership."""
 
-    def worker_joined(self, hello: m.WorkerHello) -> m.Message | None:
-        """What this worker must be told at once: its gate, a drain that is going on, or nothing."""
+    @property
+    def regroups(self) -> Regroups: ...
+
+    def worker_joined(self, hello: m.WorkerHello) -> Iterable[m.Message]:
+        """What this worker must be told at once: its gate, its new seat, a drain that is going on, or nothing."""
         ...
 
     def steps(self, link: Link, told: m.Steps) -> None: ...
@@ -88,6 +93,8 @@ class Roster:
                 self.desk.save_failed(message)
             case m.Leaving():
                 self.workers.leaving(link, message.why)
+            case m.Stumbled() | m.Regrouped() | m.RegroupFailed():
+                self._regroups(link, message)
             case m.Warned():
                 self.desk.warned(_name(link), message.text)
             case m.WorkerNotice():
@@ -102,6 +109,7 @@ class Roster:
             self.agents.closed(link)
         else:
             self.workers.closed(link)
+            self.desk.regroups.closed()
 
     # ---- once a second
 
@@ -134,33 +142,59 @@ class Roster:
             return
         if hello.stage == "notice":
             return
-        self.workers.joined(link, hello)
-        answer = self.desk.worker_joined(hello)
-        if answer is not None:
-            self._soon(lambda: link.send(answer))
+        launch, _ = place_of(hello)
+        self.workers.joined(link, hello, "standby" if self.course.is_standby(launch) else "gate")
+        for answer in tuple(self.desk.worker_joined(hello)):
+            self._soon(partial(link.send, answer))
 
     def _why_over(self, hello: m.WorkerHello) -> str:
         """Why this worker may not take part, "" if it may."""
         if self.course.state.over:
             return "the run is over"
-        generation = self.course.expected(hello.generation)
+        launch, node = place_of(hello)
+        generation = self.course.expected(launch, node)
         if generation is None:
-            return f"generation {hello.generation} is over; {self.course.state.generation} is the current one"
-        if self.workers.is_fenced(hello.generation, hello.node):
-            return f"generation {hello.generation} was ended on {hello.node}"
-        if hello.node not in generation.nodes:
-            return f"{hello.node} is no member of generation {hello.generation}"
+            return f"generation {launch} is over on {node}; {self.course.state.generation} is the current one"
+        if self.workers.is_fenced(launch, node):
+            return f"generation {launch} was ended on {node}"
+        if all(member.node != node for member in generation.everyone):
+            return f"{node} is no member of generation {generation.number}"
         return ""
 
     def _may_write(self, link: Link, generation: int) -> bool:
         """Only the current generation writes, and none of its workers that were fenced."""
-        hello = link.hello
-        if not isinstance(hello, m.WorkerHello) or hello.generation != generation:
+        live = self.course.state.live
+        if live is None or not self._is_in_live(link):
             return False
-        return self.course.is_live(generation) and not self.workers.is_fenced(generation, hello.node)
+        return self.desk.regroups.takes(generation) if live.live else generation == live.number
+
+    def _may_save(self, link: Link, generation: int) -> bool:
+        """A save that was begun before a regroup may end after it."""
+        live = self.course.state.live
+        if live is None or not self._is_in_live(link):
+            return False
+        return live.before <= generation <= live.number if live.live else generation == live.number
+
+    def _is_in_live(self, link: Link) -> bool:
+        """Whether this worker is one of the live generation that were not fenced."""
+        hello, live = link.hello, self.course.state.live
+        if live is None or not isinstance(hello, m.WorkerHello):
+            return False
+        return live.has(*place_of(hello)) and not self.workers.is_fenced(*place_of(hello))
+
+    def _regroups(self, link: Link, message: m.Stumbled | m.Regrouped | m.RegroupFailed) -> None:
+        if not self._is_in_live(link):
+            return
+        match message:
+            case m.Stumbled():
+                self.desk.regroups.stumbled(_name(link), message)
+            case m.Regrouped():
+                self.desk.regroups.regrouped(link, message)
+            case _:
+                self.desk.regroups.failed(_name(link), message)
 
     def _saved(self, link: Link, saved: m.Saved) -> None:
-        if self._may_write(link, saved.generation):
+        if self._may_save(link, saved.generation):
             self.desk.saved(link, saved)
             return
         reason = f"generation {saved.generation} is over"
@@ -176,4 +210,4 @@ def _name(link: Link) -> str:
     hello = link.hello
     if isinstance(hello, m.AgentHello):
         return f"agent of job {hello.job_id}"
-    return f"worker {hello.generation}/{hello.node}/{hello.local_rank}"
+    return f"worker {hello.launch or hello.generation}/{hello.node}/{hello.local_rank}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+import msgspec
 
 from slurm_elastic.machine.events import Event, NodeEnded, NodeReady, WorkerLost
 from slurm_elastic.wire import messages as m
 from slurm_elastic.wire.server import Link
 
-Place = tuple[int, str]  # generation, node
+Place = tuple[int, str]  # generation that its workers were launched for, node
 
 
 @dataclass(slots=True)
@@ -20,10 +23,14 @@ class WorkerSeen:
     link: Link | None
     heard: float
     said: str = ""
+    closed: float = 0.0  # since when it is away
 
 
 class Workers:
-    """By generation, node and local rank. Losing one worker of a node is losing the node's workers."""
+    """By launch, node and local rank: these never change, whatever generation a worker is in.
+
+    Losing one worker of a node is losing the node's workers.
+    """
 
     def __init__(self, post: Callable[[Event], None], per_node: int, timeout_s: float) -> None:
         self._post = post
@@ -36,9 +43,12 @@ class Workers:
 
     # ---- what is heard
 
-    def joined(self, link: Link, hello: m.WorkerHello) -> None:
-        """A worker reached the gate, or its script reached the library; again after every reconnect."""
-        place = (hello.generation, hello.node)
+    def joined(self, link: Link, hello: m.WorkerHello, ready_at: str = "gate") -> None:
+        """A worker reached the gate, or its script reached the library; again after every reconnect.
+
+        `ready_at`: the stage at which a node's workers wait for what comes.
+        """
+        place = place_of(hello)
         there = self._seen.setdefault(place, {})
         before = there.get(hello.local_rank)
         if before is not None and before.link not in (None, link):
@@ -47,8 +57,8 @@ class Workers:
                 stale.close("the worker connected again")
         there[hello.local_rank] = WorkerSeen(hello, link, link.heard)
         self._lost.discard(place)
-        if hello.stage == "gate" and self._all_at_gate(there):
-            self._post(NodeReady(generation=hello.generation, node=hello.node))
+        if hello.stage == ready_at and self._all_at(ready_at, there):
+            self._post(NodeReady(generation=place[0], node=hello.node))
 
     def expect(self, generation: int, nodes: Iterable[str], heard: float) -> None:
         """Workers that trained before a restart of ours: they owe a sign of life as if they were heard at `heard`."""
@@ -67,6 +77,7 @@ class Workers:
         if seen is not None:
             seen.heard = max(seen.heard, link.heard)
             seen.link = None
+            seen.closed = time.monotonic()
 
     def leaving(self, link: Link, why: str) -> None:
         seen = self._of(link)
@@ -110,7 +121,44 @@ class Workers:
                     self._post(WorkerLost(generation=place[0], node=place[1], reason=reason))
                     break
 
+    def moved_on(self, seat: m.Seat, generation: int) -> None:
+        """This worker trains in `generation` now."""
+        seen = self._seen.get((seat.launch, seat.node), {}).get(seat.local_rank)
+        if seen is not None:
+            seen.hello = msgspec.structs.replace(seen.hello, generation=generation, stage="training")
+
+    def lose_if_away(self, place: Place, now: float, for_s: float) -> None:
+        """Report a node with a worker whose connection is closed for so long, though it had no reason to leave."""
+        if place in self._lost or place in self._fenced:
+            return
+        there = self._seen.get(place, {})
+        for local_rank, seen in there.items():
+            owes_a_sign = seen.link is None and not seen.said and seen.hello.stage in ("training", "standby")
+            if owes_a_sign and seen.closed and now - seen.closed >= for_s:
+                self._lost.add(place)
+                self._hang_up(there)
+                reason = f"worker {local_rank} closed its connection, and collectives with it fail"
+                self._post(WorkerLost(generation=place[0], node=place[1], reason=reason))
+                return
+
     # ---- what is asked
+
+    def hello(self, place: Place, local_rank: int) -> m.WorkerHello | None:
+        """Of a worker that has said it itself, to us."""
+        seen = self._seen.get(place, {}).get(local_rank)
+        return seen.hello if seen is not None and seen.hello.pid else None
+
+    def is_leaving(self, place: Place) -> bool:
+        """Whether one of its workers said good-bye."""
+        return any(seen.said for seen in self._seen.get(place, {}).values())
+
+    def all_elastic(self, places: Iterable[Place]) -> bool:
+        """Whether every worker of these places has reached the library and can regroup in place."""
+        return all(
+            len(there := self._seen.get(place, {})) == self._per_node
+            and all(seen.hello.live and seen.hello.stage != "gate" for seen in there.values())
+            for place in places
+        )
 
     def at_gate(self, generation: int, node: str) -> tuple[m.WorkerHello, ...]:
         """The hellos of a node's workers by local rank, when all of them are known; else ()."""
@@ -141,17 +189,15 @@ class Workers:
 
     # ---- what is said
 
-    def send(self, generation: int, message: m.Message, stage: str) -> int:
-        """To all connected workers of a generation that are at `stage`; how many."""
-        count = 0
-        for _, seen in self._each(generation):
-            if seen.link is not None and seen.hello.stage == stage:
-                seen.link.send(message)
-                count += 1
-        return count
+    def send(self, places: Iterable[Place], message: m.Message) -> None:
+        """To all connected workers of these places whose script has reached the library."""
+        for place in places:
+            for seen in self._seen.get(place, {}).values():
+                if seen.link is not None and seen.hello.stage != "gate":
+                    seen.link.send(message)
 
-    def send_to(self, generation: int, node: str, local_rank: int, message: m.Message) -> None:
-        seen = self._seen.get((generation, node), {}).get(local_rank)
+    def send_to(self, launch: int, node: str, local_rank: int, message: m.Message) -> None:
+        seen = self._seen.get((launch, node), {}).get(local_rank)
         if seen is not None and seen.link is not None:
             seen.link.send(message)
 
@@ -190,8 +236,8 @@ class Workers:
 
     # ---- inside
 
-    def _all_at_gate(self, there: dict[int, WorkerSeen]) -> bool:
-        waiting = [seen for seen in there.values() if seen.hello.stage == "gate" and seen.link is not None]
+    def _all_at(self, stage: str, there: dict[int, WorkerSeen]) -> bool:
+        waiting = [seen for seen in there.values() if seen.hello.stage == stage and seen.link is not None]
         return len(waiting) == self._per_node
 
     def _silence(self, seen: WorkerSeen, now: float, amnesty: float) -> float:
@@ -209,14 +255,14 @@ class Workers:
             if stale is not None:
                 stale.close("no sign of life")
 
-    def _each(self, generation: int) -> list[tuple[str, WorkerSeen]]:
-        return [
-            (place[1], seen) for place, there in self._seen.items() if place[0] == generation for seen in there.values()
-        ]
-
     def _of(self, link: Link) -> WorkerSeen | None:
         hello = link.hello
         if not isinstance(hello, m.WorkerHello):
             return None
-        seen = self._seen.get((hello.generation, hello.node), {}).get(hello.local_rank)
+        seen = self._seen.get(place_of(hello), {}).get(hello.local_rank)
         return seen if seen is not None and seen.link is link else None
+
+
+def place_of(hello: m.WorkerHello) -> Place:
+    """Where this process sits, from its start to its end."""
+    return hello.launch or hello.generation, hello.node

@@ -147,7 +147,7 @@ class Regrouped(Message, frozen=True, kw_only=True, tag="regrouped"):
 
 
 class RegroupFailed(Message, frozen=True, kw_only=True, tag="regroup_failed"):
-    """This worker cannot get into `generation` (a shard is gone everywhere, a build failed): go on from a checkpoint."""
+    """This worker cannot get into `generation` (a shard is gone everywhere): only a checkpoint helps."""
 
     generation: int
     reason: str

@@ -29,6 +29,7 @@ class Script:
 
     run: RunDirectory
     finish: threading.Event = field(default_factory=threading.Event)
+    worker: Callable[..., Worker] | None = None  # makes the workers of another kind of script
     log: list[str] = field(default_factory=list)
 
 
@@ -134,7 +135,7 @@ class Worker(threading.Thread):
                     step=step,
                     world=gate.world_size,
                     samples=SAMPLES,
-                    samples_sha256=hashlib.sha256(str(step).encode()).hexdigest(),
+                    samples_sha256=digest_of(step),
                     loss=1 / step,
                     time=time.time(),
                 )
@@ -224,7 +225,7 @@ class Agent(threading.Thread):
             self.workers.pop((generation, node), None)
             self.channel.send(m.StepEnded(generation=generation, node=node, exit_code=code))
 
-        worker = Worker(self.script, self.job_id, node, generation, ended, level=self.level)
+        worker = (self.script.worker or Worker)(self.script, self.job_id, node, generation, ended, level=self.level)
         self.workers[(generation, node)] = worker
         worker.start()
 
@@ -243,6 +244,10 @@ def wait_until(what: Callable[[], object], why: str, timeout_s: float = 30.0) ->
     while not what():
         assert time.monotonic() < deadline, f"timed out: {why}"
         time.sleep(0.02)
+
+
+def digest_of(step: int) -> str:
+    return hashlib.sha256(str(step).encode()).hexdigest()
 
 
 def ledger_steps(path: Path) -> int:

@@ -10,9 +10,9 @@ from slurm_elastic.wire import messages as m
 
 
 def roster(poked: list[str], workers: Any) -> Roster:
-    generation = SimpleNamespace(nodes=("n3",))
+    generation = SimpleNamespace(everyone=(SimpleNamespace(node="n3"),))
     course: Any = SimpleNamespace(
-        state=SimpleNamespace(over=False, generation=1), expected=lambda number: generation, epoch=1
+        state=SimpleNamespace(over=False, generation=1), expected=lambda launch, node: generation, epoch=1
     )
     nobody: Any = None
     return Roster(course, nobody, workers, nobody, lambda: poked.append("asked"), heartbeat_s=1.0)

@@ -6,9 +6,10 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -59,7 +60,17 @@ class Supervisor(threading.Thread):
 class Cluster:
     """A run directory, a Slurm in memory, and what runs on its nodes."""
 
-    def __init__(self, path: Path, *, level: int = 1, max_nodes: int = 3) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        level: int = 1,
+        max_nodes: int = 3,
+        transition: Literal["auto", "live", "relaunch"] = "auto",
+        prepare: Callable[[Script], object] = id,
+        **times: float,
+    ) -> None:
+        """`prepare` may change the script before it starts; `times` are settings of the section control."""
         self.run = RunDirectory(path / "run")
         self.run.create()
         self.level = level
@@ -72,15 +83,21 @@ class Cluster:
                 scale_up_snooze_time=0.1,
                 graceful_shutdown_timeout=15.0,
                 max_pending_companions=1,
+                transition=transition,
             ),
             checkpoint=Checkpoint(every_steps=10),
-            control=Control(heartbeat=0.1, agent_timeout=3.0, worker_timeout=3.0, poll=15.0, launch_timeout=20.0),
+            control=Control(
+                heartbeat=0.1,
+                poll=15.0,
+                **({"agent_timeout": 3.0, "worker_timeout": 3.0, "launch_timeout": 20.0} | times),
+            ),
         )
         self.slurm = MemorySlurm(clock=time.time)
         self.slurm.known_jobs[BASE] = Job(
             job_id=BASE, state="RUNNING", user="alice", nodes=("n1", "n2"), comment=comment_of(self.run, "base")
         )
         self.script = Script(self.run)
+        prepare(self.script)
         self.agents: list[Agent] = []
         self.supervisor = self.supervise()
         self.base = self.agent(BASE, "base", "n1", "n2")
