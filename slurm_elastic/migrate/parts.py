@@ -34,7 +34,9 @@ class Parts:
     `lambda model: DistributedDataParallel(model, init_sync=False)`. `initialise`: called, for the first values, on
     each module below the ones that own parameters, after its `reset_parameters`; it sees whole tensors on the CPU.
     `buffers`: called on each module with non-persistent buffers (tables that `build` computed, which the meta device
-    cannot) to compute them again; a module's own method `reset_buffers` does as well.
+    cannot) to compute them again; a module's own method `reset_buffers` does as well. `data_parallel`: this rank's
+    place among those that share a global batch, and their number; None: every rank computes on samples of its own.
+    Ranks of one tensor-parallel group, or of one pipeline, have the same place.
     """
 
     model: nn.Module
@@ -44,6 +46,7 @@ class Parts:
     wrap: Callable[[nn.Module], nn.Module] | None = None
     initialise: Callable[[nn.Module], object] | None = None
     buffers: Callable[[nn.Module], object] | None = None
+    data_parallel: tuple[int, int] | None = None
 
     def objects(self) -> dict[str, object]:
         """By name, as `capture` takes them."""

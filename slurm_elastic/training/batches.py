@@ -104,6 +104,8 @@ class Batch:
             self.commit()
             return False
         self.is_lost = not self.is_committed and self._survives(error)
+        if self.is_lost:
+            self._modules = ()  # they must be gone before their process groups are
         return self.is_lost
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from slurm_elastic.errors import MigrationError, RegroupError, StateLost, UserMistake
 from slurm_elastic.migrate.capture import capture
+from slurm_elastic.migrate.capture_buffers import share_buffers
 from slurm_elastic.migrate.parts import Parts, construct
 from slurm_elastic.migrate.parts_start import start
 from slurm_elastic.training.control import Supervised
@@ -24,7 +26,7 @@ from slurm_elastic.training.planning import Point
 from slurm_elastic.training.pulse import Done
 from slurm_elastic.training.recent import Recent
 from slurm_elastic.training.regroup import Arrival, Holding, Surroundings, regroup
-from slurm_elastic.training.seating import Seating
+from slurm_elastic.training.seating import STAGE_STANDBY, Seating
 from slurm_elastic.training.world import World, join_at
 from slurm_elastic.wire import messages as m
 
@@ -106,7 +108,9 @@ class Live:
 
         Raises RegroupError when there is no way left. The world is None for a worker that departs.
         """
-        order = self._seating.wait(self._seating.now.generation + 1, self._terms.patience_s)
+        stands_by = self._seating.now.stage == STAGE_STANDBY  # for as long as there is a supervisor
+        patience_s = math.inf if stands_by else self._terms.patience_s
+        order = self._seating.wait(self._seating.now.generation + 1, patience_s)
         if order is None:
             raise RegroupError("the supervisor did not say how to go on")
         self._bring(point)
@@ -130,6 +134,10 @@ class Live:
             self._seating.sit(order.generation, arrival.ranks)
             self._control.send(_regrouped(order, arrival, time.monotonic() - began))
         return order, arrival, self._world
+
+    def prepare(self) -> None:
+        """Before a planned change, while all peers are there. Collective."""
+        share_buffers(self.parts.objects())
 
     def committed(self, done: Done, world: int) -> None:
         """A step is part of the run, and this worker's state is that after it."""
@@ -176,15 +184,19 @@ class Live:
             leave=self._leave,
             enter=lambda store, ranks: self._enter(store, order.generation, ranks),
             build=self._build,
-            called_off=lambda: self._seating.is_newer_than(order.generation),
+            called_off=self._called_off(order),
             sockets=self._sockets,
         )
+
+    def _called_off(self, order: m.Regroup) -> Callable[[], str]:
+        return lambda: self._seating.is_newer_than(order.generation)
 
     def _store_at(self, order: m.Regroup) -> Store:
         if order.seats[0] == self._seating.seat:
             store: Store = self._store.store
         else:
-            store = store_of(order.store_addr, order.store_port, self._terms.patience_s)
+            called_off = self._called_off(order)
+            store = store_of(order.store_addr, order.store_port, self._terms.patience_s, called_off)
         return prefixed(store, f"generation-{order.generation}")
 
     def _leave(self) -> None:

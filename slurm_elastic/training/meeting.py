@@ -16,6 +16,7 @@ import torch.distributed as dist
 from slurm_elastic.errors import RegroupError
 
 _LOOK_EVERY_S = 0.5  # how often somebody who waits looks whether it still makes sense
+_TRY_S = 2.0  # to connect
 
 
 Store = Any  # torch.distributed.Store, which its stubs do not export
@@ -35,14 +36,20 @@ class OwnStore:
         self.port = int(self.store.port)
 
 
-def store_of(address: str, port: int, timeout_s: float) -> Store:
-    """A connection to the store of another worker. Raises RegroupError."""
-    try:
-        return dist.TCPStore(  # type: ignore[attr-defined]
-            address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-        )
-    except RuntimeError as broken:
-        raise RegroupError(f"cannot reach the store of the first worker at {address}:{port}: {broken}") from broken
+def store_of(address: str, port: int, timeout_s: float, called_off: Callable[[], str]) -> Store:
+    """A connection to the store of another worker, which may not be there yet, or any more. Raises RegroupError."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return dist.TCPStore(  # type: ignore[attr-defined]
+                address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_TRY_S)
+            )
+        except RuntimeError as broken:
+            reason = called_off() or ("" if time.monotonic() < deadline else str(broken).partition("\n")[0])
+            if reason:
+                raise RegroupError(
+                    f"cannot reach the store of the first worker at {address}:{port}: {reason}"
+                ) from broken
 
 
 class Meeting:

@@ -63,8 +63,9 @@ class Seating:
         with self._changed:
             while (order := self.order) is None or order.generation < at_least:
                 left_s = deadline - time.monotonic()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    return self.order if self.order and self.order.generation >= at_least else None
+                if left_s <= 0:
+                    return None
+                self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
             return order
 
     def is_newer_than(self, generation: int) -> str:

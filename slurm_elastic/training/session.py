@@ -16,6 +16,7 @@ import torch
 from slurm_elastic.checkpoint.manifest import About
 from slurm_elastic.errors import CheckpointError, UserMistake
 from slurm_elastic.machine.batch import BatchPlan, batch_plan
+from slurm_elastic.migrate.parts import Parts as LiveParts
 from slurm_elastic.training.batches import Batch
 from slurm_elastic.training.checkpointing import Saver
 from slurm_elastic.training.control import Alone, Supervised
@@ -80,6 +81,7 @@ class Session:
         self._schedules: list[Schedule] = []
         self._modules: tuple[torch.nn.Module, ...] = ()
         self._signature: dict[str, Any] = {}
+        self._share = (parts.world.global_rank, parts.world.size)  # of each global batch
         self._verdict = Verdict()
         self._lr: float | None = None
         self._in_steps = False
@@ -118,7 +120,7 @@ class Session:
                 "the global batch size is not set",
                 fix="set batch.global_batch_size in run.yaml, or call elastic.init(global_batch_size=...)",
             )
-        return batch_plan(self.world_size, settings.batch, reference_workers=settings.reference_workers)
+        return batch_plan(self._share[1], settings.batch, reference_workers=settings.reference_workers)
 
     # ---- before the loop
 
@@ -167,6 +169,7 @@ class Session:
         if not isinstance(control, Supervised):  # alone: one generation is all there will be
             parts = begin(build, opened.world, self.seed)
             self.restore(**parts.objects())
+            self._take(parts)
             return Current(lambda: parts)
         terms = Terms(self.seed, self.device, opened.settings.backend, PATIENCE_S)
         self._live = live = Live(build, control, opened.sockets, terms)
@@ -176,6 +179,7 @@ class Session:
         else:
             live.start(opened.world)
             self.restore(**live.parts.objects())
+            self._take(live.parts)
             self._pulse = Pulse(opened.world.agreement, self.world_size, Both(live.recent, opened.ledger))
         return Current(lambda: live.parts)
 
@@ -194,7 +198,7 @@ class Session:
         """
         self._in_steps = True
         self._check_start(data.line)
-        data.start(self.step, self.cursor, self.plan, self.global_rank)
+        data.start(self.step, self.cursor, self.plan, self._share[0])
         while not data.line.is_over(self.step, self.cursor):
             batch = self._next_batch(data)
             yield batch
@@ -273,6 +277,10 @@ class Session:
         self._optimizer = next(iter(found.optimizers.values()), None)
         return found
 
+    def _take(self, parts: LiveParts) -> None:
+        self._name_state(parts.objects())
+        self._share = parts.data_parallel or (self.global_rank, self.world_size)
+
     def _next_batch(self, data: Data) -> Batch:
         plan = self.plan
         indices = data.reader.batch(self.cursor, plan.global_batch)
@@ -283,7 +291,7 @@ class Session:
             self.step + 1,
             indices,
             plan_for(indices, plan),
-            self.global_rank,
+            self._share[0],
             seed=self.seed if self._parts.settings.reseed else None,
             modules=self._modules,
             fetch=data.fetch,
@@ -316,7 +324,8 @@ class Session:
         self.step = batch.step
         self.cursor += batch.size
         parts.control.note_step(self.step)
-        loss = None if batch.loss is None else LossCopy(batch.loss)
+        copies = self.world_size // self._share[1]  # ranks that compute the same samples tell the same loss
+        loss = None if batch.loss is None else LossCopy(batch.loss / copies)
         done = Done(self.step, batch.all_indices, loss, self._lr, time.time())
         if self._live is not None:
             self._live.committed(done, self.world_size)
@@ -338,8 +347,9 @@ class Session:
         parts = self._parts
         need_s, regroup = self._saver.need_s(), parts.control.regroup
         stop = agree_on_stop(parts.world.agreement, parts.control.order, need_s, time.time(), regroup)
-        if stop.regroup:
+        if stop.regroup and self._live is not None:
             self._saver.settle()
+            self._live.prepare()
             return self._change(data)
         self._drain(stop)
         return False
@@ -350,6 +360,7 @@ class Session:
         before = self._parts
         if before.ledger is not None:
             before.ledger.close()
+        self._objects, self._optimizer, self._modules = None, None, ()  # DDP must be gone before its process group is
         order, arrival, world = self._live.change(Point(step=self.step, cursor=self.cursor, signature=self._signature))
         if world is None:
             self._leave("drained")
@@ -363,11 +374,11 @@ class Session:
             self.step, self.cursor = self.step + 1, self.cursor + len(indices)
             self._live.committed(Done(self.step, indices, None, self._lr, time.time()), before.world.size)
         self.step, self.cursor, self._signature = arrival.point.step, arrival.point.cursor, arrival.point.signature
-        self._name_state(self._live.parts.objects())
+        self._take(self._live.parts)
         if parts.ledger is not None:
             self._complete_ledger(order)
         if data is not None:
-            data.start(self.step, self.cursor, self.plan, self.global_rank)
+            data.start(self.step, self.cursor, self.plan, self._share[0])
         return True
 
     def _complete_ledger(self, order: Regroup) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import slurm_elastic.training as elastic
@@ -22,17 +26,48 @@ NODE = "here"
 
 
 def build_of(kind: str) -> elastic.Build:
+    """A small network for any number of workers (hsdp and tp: even numbers are divided in two dimensions)."""
+
     def build(world: elastic.World) -> elastic.Parts:
-        model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3)).double()
-        if kind == "fsdp":
-            for layer in (model[0], model[2]):
-                fully_shard(layer)
-            fully_shard(model)
+        width = 8 if kind == "tp" else 7  # torch's tensor parallelism needs even parts
+        model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3)).double()
+        share = None
+        if kind in SHARDED:
+            mesh = SHARDED[kind](world.size)
+            shard(model, mesh)
+            share = (mesh["shard"].get_local_rank(), mesh["shard"].size()) if kind == "tp" else None
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         wrap = (lambda module: DistributedDataParallel(module, init_sync=False)) if kind == "ddp" else None
-        return elastic.Parts(model, optimizer, wrap=wrap)
+        return elastic.Parts(model, optimizer, wrap=wrap, data_parallel=share)
 
     return build
+
+
+def mesh_1d(size: int) -> DeviceMesh:
+    return init_device_mesh("cpu", (size,), mesh_dim_names=("shard",))
+
+
+def mesh_hsdp(size: int) -> DeviceMesh:
+    copies = 2 if size % 2 == 0 else 1
+    return init_device_mesh("cpu", (copies, size // copies), mesh_dim_names=("copy", "shard"))
+
+
+def mesh_tp(size: int) -> DeviceMesh:
+    parts = 2 if size % 2 == 0 else 1
+    return init_device_mesh("cpu", (size // parts, parts), mesh_dim_names=("shard", "tp"))
+
+
+SHARDED = {"fsdp": mesh_1d, "hsdp": mesh_hsdp, "tp": mesh_tp}
+
+
+def shard(model: nn.Sequential, mesh: DeviceMesh) -> None:
+    names = mesh.mesh_dim_names or ()
+    if "tp" in names:
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    over = mesh["shard"] if "tp" in names else mesh
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=over)
+    fully_shard(model, mesh=over)
 
 
 def train(rank: int, kind: str, pace_s: float, out: str = "") -> None:
@@ -48,9 +83,14 @@ def train(rank: int, kind: str, pace_s: float, out: str = "") -> None:
                 micro.backward(nn.functional.mse_loss(parts.model(inputs[micro.indices]), targets[micro.indices]))
             parts.optimizer.step()
         time.sleep(pace_s)
-    if run.is_finished and run.global_rank == 0 and out:
-        state = {name.removeprefix("module."): value for name, value in parts.model.state_dict().items()}
-        torch.save(state, out)
+    if run.is_finished and out:
+        state = {name.removeprefix("module."): whole(value) for name, value in parts.model.state_dict().items()}
+        if run.global_rank == 0:
+            torch.save(state, out)
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 class Director(ScriptedSupervisor):
@@ -61,6 +101,7 @@ class Director(ScriptedSupervisor):
         self.hellos: dict[m.Seat, m.WorkerHello] = {}
         self.steps: dict[int, m.StepDone] = {}
         self.done_in: dict[int, int] = {}
+        self.order: m.Regroup | None = None  # the newest
         self.changed = threading.Condition()
         super().__init__(path, self._noted)
 
@@ -71,6 +112,9 @@ class Director(ScriptedSupervisor):
         with self.changed:
             self.by_seat[seat], self.hellos[seat] = link, hello
             self.changed.notify_all()
+        order = self.order
+        if order is not None and hello.generation < order.generation and seat in (*order.seats, *order.departing):
+            asyncio.get_running_loop().call_soon(link.send, order)  # its connection was lost; welcome it first
         return answer
 
     def _noted(self, _: ScriptedSupervisor, link: Link, message: m.AnyMessage) -> None:
@@ -115,8 +159,11 @@ class Director(ScriptedSupervisor):
             store_port=first.store_port,
             ledger_step=max(self.steps, default=0),
         )
-        for seat in (*seats, *departing):
-            self.by_seat[seat].send(order)
+        with self.changed:
+            self.order = order
+            links = [self.by_seat[seat] for seat in (*seats, *departing)]
+        for link in links:
+            link.send(order)
 
     def wait_regrouped(self, generation: int, count: int) -> list[m.Regrouped]:
         def told() -> list[m.Regrouped]:

@@ -59,7 +59,7 @@ def check_same(director: Director, tmp_path: Path, kind: str) -> None:
         torch.testing.assert_close(final[name], value, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["ddp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "tp"])
 def test_shrink_and_growth_keep_the_processes_and_the_training(director: Director, tmp_path: Path, kind: str) -> None:
     first = workers(director, 1, 3, kind, tmp_path / "final.pt")
     everyone = seats(1, 3)
@@ -68,13 +68,14 @@ def test_shrink_and_growth_keep_the_processes_and_the_training(director: Directo
 
     director.regroup(2, everyone[:2], (everyone[2],))
     told = director.wait_regrouped(2, 2)
-    assert sum(each.received_bytes for each in told) == 0  # replicas: nothing is lacking
+    if kind == "ddp":
+        assert sum(each.received_bytes for each in told) == 0  # replicas: nothing is lacking
     more = workers(director, 3, 2, kind, tmp_path / "final.pt")
     newcomers = seats(3, 2)
     director.wait_for_ready(newcomers, "standby")
     director.regroup(4, [*everyone[:2], *newcomers])
     told = director.wait_regrouped(4, 4)
-    assert sum(each.received_bytes for each in told) == sum(each.sent_bytes for each in told) > 0
+    assert sum(each.received_bytes for each in told) > 0
 
     assert first.wait(kill_rest=False) == [0, 0, 0], (director.run.path / "log-1").read_text()
     assert more.wait() == [0, 0], (director.run.path / "log-3").read_text()
