@@ -240,6 +240,7 @@ class Supervised:
                     self._leave(FENCED_EXIT)
                 case GaveUp(reason):
                     self._abandoned = True
+                    self.seating.abandon()
                     self._abandonment = Order(reason, save=False, why="stopped")  # nobody would publish the checkpoint
                     return
                 case _:

@@ -33,6 +33,7 @@ class Seating:
         self.now = now
         self.store_port = 0  # of the store that this process keeps; 0: it cannot regroup in place
         self._order: m.Regroup | None = None
+        self._abandoned = False
         self._changed = threading.Condition()
         self._on_loss: Callable[[], None] = lambda: None
 
@@ -57,13 +58,19 @@ class Seating:
         if not order.planned:
             self._on_loss()
 
+    def abandon(self) -> None:
+        """There is no supervisor any more: no order will come."""
+        with self._changed:
+            self._abandoned = True
+            self._changed.notify_all()
+
     def wait(self, at_least: int, timeout_s: float) -> m.Regroup | None:
-        """The newest order when its generation is `at_least` that; None when it does not come in time."""
+        """The newest order when its generation is `at_least` that; None when it does not come (in time)."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while (order := self.order) is None or order.generation < at_least:
                 left_s = deadline - time.monotonic()
-                if left_s <= 0:
+                if left_s <= 0 or self._abandoned:
                     return None
                 self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
             return order
