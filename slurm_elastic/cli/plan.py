@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from slurm_elastic.migrate.planner import Planned
     from slurm_elastic.migrate.problem import Problem
 
 
@@ -33,17 +34,17 @@ def plan(layouts: tuple[Path, ...], cases: Path | None, wanted: str | None, band
     per_second = _bandwidth(bandwidth)
     problems = _problems(layouts, cases, wanted)
     if json_wanted:
-        click.echo(json.dumps(_as_json(problems, single=cases is None), separators=(",", ":")))
+        from slurm_elastic.migrate.planner import as_json
+
+        plans = {name: as_json(_made(cases, name, problem).plan) for name, problem in problems.items()}
+        click.echo(json.dumps(plans[""] if cases is None else {"plans": plans}, separators=(",", ":")))
         return 0
     from slurm_elastic.cli.plan_view import show
-    from slurm_elastic.migrate.planner import plan as make
 
     for name, problem in problems.items():
-        if name:
+        if cases is not None:
             click.echo(f"case {name}")
-        made = make(problem)
-        _warn(name, problem, made.peak_extra)
-        show(made, per_second)
+        show(_made(cases, name, problem), per_second)
     return 0
 
 
@@ -64,28 +65,20 @@ def _problems(layouts: tuple[Path, ...], cases: Path | None, wanted: str | None)
     return {"": read_transition(*layouts)}
 
 
-def _as_json(problems: dict[str, Problem], *, single: bool) -> object:
+def _made(cases: Path | None, name: str, problem: Problem) -> Planned:
+    """The plan; a memory limit that it misses is said on stderr."""
     from slurm_elastic.errors import UserMistake
-    from slurm_elastic.migrate.planner import as_json
     from slurm_elastic.migrate.planner import plan as make
 
-    plans: dict[str, object] = {}
-    for name, problem in problems.items():
-        try:
-            made = make(problem)
-        except UserMistake as mistake:
-            where = f"case {name}: " if name else ""
-            raise UserMistake(f"{where}{mistake.problem}", fix=mistake.fix) from mistake
-        _warn(name, problem, made.peak_extra)
-        plans[name] = as_json(made.plan)
-    return plans[""] if single else {"plans": plans}
-
-
-def _warn(name: str, problem: Problem, peak_extra: int) -> None:
+    where = "" if cases is None else f"{cases}: case {name}: "
+    try:
+        made = make(problem)
+    except UserMistake as mistake:
+        raise UserMistake(f"{where}{mistake.problem}", fix=mistake.fix) from mistake
     most = problem.limits.peak_extra
-    if most is not None and peak_extra > most:
-        where = f"case {name}: " if name else ""
-        click.echo(f"{where}needs {peak_extra} bytes above before and after, peak_extra_bytes is {most}", err=True)
+    if most is not None and made.peak_extra > most:
+        click.echo(f"{where}needs {made.peak_extra} bytes above before and after, peak_extra_bytes is {most}", err=True)
+    return made
 
 
 def _bandwidth(text: str) -> float:

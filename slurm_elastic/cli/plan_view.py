@@ -85,15 +85,14 @@ def _sums(planned: Planned, links: list[tuple[str, int, int]], rows: list[Row], 
     total = claims(outline)
     whole = sum(row[3] + row[4] for row in rows)
     yield (
-        f"moves {format_size(total.total_bytes)} of {format_size(whole)}, "
-        f"{format_size(total.inter_node_bytes)} of that between nodes; "
-        f"no plan with this objective moves less than {format_size(_bound(outline))}"
+        f"moves {format_size(total.total_bytes)} of {format_size(whole)} (lower bound {format_size(_bound(outline))}), "
+        f"{format_size(total.inter_node_bytes)} of that between nodes"
     )
     if outline.hosting.value != outline.hosting.bound:
         yield f"not proven to be the best: objective {outline.hosting.value}, bound {outline.hosting.bound}"
     yield f"memory: at most {format_size(max(0, planned.peak_extra))} above the larger of before and after"
     busiest = max([0, *(max(row[4], row[5]) for row in rows), *(max(a, b) for _, a, b in links)])
-    yield f"expected time: {busiest / bandwidth:.2f} s at {format_size(int(bandwidth))}/s per worker and per node link"
+    yield f"expected time: {busiest / bandwidth:.3g} s at {format_size(int(bandwidth))}/s per worker and per node link"
 
 
 def _bound(outline: Outline) -> int:
