@@ -29,6 +29,7 @@ BYTES: tuple[Key, ...] = ((("bytes", 1),),)
 SPAN: tuple[Key, ...] = ((("span", 1),), *BYTES)
 NODES: tuple[Key, ...] = ((("nodes", 1),), *BYTES)
 KINDS = ((4096, 0), (4096, 1), (12288, 0), (1024, None), (16384, 1))  # (rows and columns, cut dimension or None)
+Row = tuple[int, list[int], list[int], list[int]]  # pattern, lo, hi, owners
 Grid = tuple[int, int, int]  # PP, TP, DP; ranks of a TP group are neighbours, then DP, then PP
 
 
@@ -39,7 +40,9 @@ def grid_problem(old: Grid, new: Grid, tensors: int, per_node: int, objective: t
     for k in range(tensors):
         stages = k * old[0] // tensors, k * new[0] // tensors
         groups.setdefault((k % len(KINDS), *stages), []).append(f"t{k:05d}")
-    patterns, before, after = [], [], []
+    patterns: list[Pattern] = []
+    before: list[Row] = []
+    after: list[Row] = []
     for number, ((kind, stage, next_stage), names) in enumerate(groups.items()):
         rows, axis = KINDS[kind]
         shape = (rows,) if axis is None else (rows, rows)
@@ -62,9 +65,6 @@ def _devices(count: int, per_node: int) -> tuple[Device, ...]:
     return tuple(Device(f"d{k}", f"n{k // per_node}") for k in range(count))
 
 
-Row = tuple[int, list[int], list[int], list[int]]
-
-
 def _cuts(pattern: int, shape: tuple[int, ...], axis: int | None, grid: Grid, stage: int) -> Iterator[Row]:
     _, tp, dp = grid
     first = stage * tp * dp
@@ -80,7 +80,9 @@ def _cuts(pattern: int, shape: tuple[int, ...], axis: int | None, grid: Grid, st
 def sharded_problem(old: int, new: int, tensors: int, per_node: int) -> Problem:
     """FSDP: every tensor cut in rows over all ranks; 12 different shapes."""
     shapes = [(1000 + 3001 * k, 4096) for k in range(12)]
-    patterns, before, after = [], [], []
+    patterns: list[Pattern] = []
+    before: list[Row] = []
+    after: list[Row] = []
     for number, shape in enumerate(shapes):
         names = tuple(f"t{k:05d}" for k in range(number, tensors, len(shapes)))
         patterns.append(Pattern(names, shape, 2))

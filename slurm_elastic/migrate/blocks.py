@@ -14,6 +14,8 @@ from slurm_elastic.migrate.assign import assign
 from slurm_elastic.migrate.boxes import Ints
 from slurm_elastic.migrate.stock import Stock
 
+SMALL = 4_096  # pairs of a rank and a host; below this cutting costs more than it saves
+
 
 def assign_in_blocks(s: Stock, gains: Sequence[Any], hosts: Ints | None = None) -> Ints:
     """Host (index into `problem.hosts`) of each rank: the largest total gain in the first key, then the second ..
@@ -50,7 +52,9 @@ def _blocks(s: Stock, gains: Sequence[Any]) -> Iterator[tuple[Ints, Ints, list[I
     from scipy.sparse.csgraph import connected_components
 
     rows, columns = len(s.ranks_of), len(s.hosts_of)
-    if not rows or not columns:
+    if rows * columns <= SMALL and len(s.rank_class) * len(s.host_class) <= SMALL:
+        if rows and columns and gains:
+            yield np.arange(rows), np.arange(columns), [each.toarray() for each in gains]
         return
     any_gain = sum(gains[1:], start=gains[0]).tocoo() if gains else None
     if any_gain is None or not any_gain.nnz:

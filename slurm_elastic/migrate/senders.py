@@ -24,9 +24,14 @@ def share(demands: Sequence[Demand]) -> list[Shares]:
     """For each demand its shares. No device sends more than the least possible plus one element per item size."""
     out: list[Shares] = [[] for _ in demands]
     for part in _connected(demands):
-        if len(part) == 1 or all(len(demands[k].who) == 1 for k in part):
-            for k in part:
+        shared = [k for k in part if len(demands[k].who) > 1]
+        for k in part:
+            if len(part) == 1 or len(demands[k].who) == 1:
                 out[k] = _evenly(demands[k].who, demands[k].elements)
+        if len(part) == 1 or not shared:
+            continue
+        if len(shared) == 1:
+            out[shared[0]] = _filled(demands[shared[0]], [demands[k] for k in part if k != shared[0]])
         else:
             for k, shares in zip(part, _balanced([demands[k] for k in part]), strict=True):
                 out[k] = shares
@@ -36,6 +41,23 @@ def share(demands: Sequence[Demand]) -> list[Shares]:
 def _evenly(who: Sequence[int], elements: int) -> Shares:
     edges = [elements * j // len(who) for j in range(len(who) + 1)]
     return [(d, b - a) for d, a, b in zip(who, edges, edges[1:], strict=False) if b > a]
+
+
+def _filled(demand: Demand, fixed: Sequence[Demand]) -> Shares:
+    """One demand over loads that nobody else can take: like water, up to one level."""
+    load = dict.fromkeys(demand.who, 0)
+    for each in fixed:
+        load[each.who[0]] += each.item * each.elements
+    order = sorted(demand.who, key=lambda d: load[d])
+    amount, used = demand.item * demand.elements, 0
+    for count in range(1, len(order) + 1):
+        used += load[order[count - 1]]
+        if count == len(order) or amount + used <= count * load[order[count]]:
+            break
+    shares = {d: (amount + used - count * load[d]) // (count * demand.item) for d in order[:count]}
+    for d in order[: demand.elements - sum(shares.values())]:
+        shares[d] += 1
+    return [(d, shares[d]) for d in demand.who if shares.get(d)]
 
 
 def _connected(demands: Sequence[Demand]) -> list[list[int]]:

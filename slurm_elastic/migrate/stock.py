@@ -11,11 +11,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from slurm_elastic.migrate.boxes import Ints, Overlaps, Table, elements, ints, overlaps
 from slurm_elastic.migrate.cells import disjoint, uncovered
 from slurm_elastic.migrate.model import Piece
 from slurm_elastic.migrate.problem import Problem
+
+SMALL = 500_000  # pieces x classes, for dense arithmetic
+EXACT = 2**53
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,25 @@ class Stock:
     @cached_property
     def kept(self) -> Any:
         """Bytes a rank keeps, sparse: rank class x host class."""
+        if (
+            len(self.pieces.a) * max(len(self.ranks_of), len(self.hosts_of)) <= SMALL
+            and self.need.max(initial=0) < EXACT
+        ):
+            return self._kept_densely()
         first = self.problem.hosts[ints(int(hosts[0]) for hosts in self.hosts_of)]
         return (self._shared @ self.have.incidence(len(self.problem.devices)).tocsc()[:, first]).tocsr()
+
+    def _kept_densely(self) -> Any:
+        """The same, faster for small problems: floats hold these integers exactly."""
+        from scipy.sparse import csr_matrix
+
+        p = self.pieces
+        value = p.elements * self.problem.weight[self.want.pattern[p.a]] if len(p.a) else p.elements
+        wanted = _first_of(self.want, self.rank_class, self.ranks_of)[:, p.a] * value
+        position = np.full(len(self.problem.devices), -1)
+        position[self.problem.hosts] = self.host_class
+        held = _first_of(self.have, position, [self.problem.hosts[hosts] for hosts in self.hosts_of])[:, p.b]
+        return csr_matrix(np.rint(wanted @ held.T).astype(np.int64))
 
     @cached_property
     def kept_in_node(self) -> Any:
@@ -83,7 +104,10 @@ class Stock:
     @cached_property
     def need(self) -> Ints:
         """Bytes a rank of each class needs."""
-        return np.asarray(self._wanted @ (self.want.elements * self.problem.weight[self.want.pattern])).ravel()
+        size = self.want.elements * self.problem.weight[self.want.pattern] if len(self.want) else self.want.elements
+        total = np.zeros(self.problem.ranks, np.int64)
+        np.add.at(total, self.want.owner, size[self.want.rows])
+        return total[ints(int(ranks[0]) for ranks in self.ranks_of)]
 
     @cached_property
     def cost(self) -> Ints:
@@ -98,6 +122,17 @@ class Stock:
     def per_rank(self, dense: Ints) -> Ints:
         """A matrix over classes spread to ranks x hosts."""
         return dense[np.ix_(self.rank_class, self.host_class)]
+
+
+def _first_of(t: Table, label: Ints, owners: list[Ints]) -> npt.NDArray[np.float64]:
+    """Dense 0/1, classes x boxes: what the first owner of each class has."""
+    first = ints(int(mine[0]) for mine in owners)
+    kind = label[t.owner]
+    chosen = kind >= 0
+    chosen[chosen] = first[kind[chosen]] == t.owner[chosen]
+    out = np.zeros((len(owners), len(t)))
+    out[kind[chosen], t.rows[chosen]] = 1
+    return out
 
 
 def stock(problem: Problem) -> Stock:

@@ -175,16 +175,19 @@ def _served(s: Stock, missing: _Missing, chained: npt.NDArray[np.bool_] | None =
     order = np.lexsort((rows.pattern, rows.target, place, item))
     kind = np.stack([item[order], place[order]], axis=1) if len(order) else np.zeros((0, 2), np.int64)
     bounds = [0, *(np.flatnonzero((kind[1:] != kind[:-1]).any(axis=1)) + 1).tolist(), len(order)]
-    groups = [order[a:b] for a, b in pairwise(bounds) if a < b]
-    amount = rows.elements
-    demands = []
-    for mine in groups:
-        where = int(place[mine[0]])
-        who = (where,) if where < devices else sets[where - devices]
-        demands.append(Demand(int(item[mine[0]]), who, int(amount[mine].sum())))
+    amount, starts = rows.elements, ints(bounds[:-1])
+    if not len(order):
+        return Transfers(**vars(rows), source=source, hop=source, chained=flags)
+    demands = [
+        Demand(size, (where,) if where < devices else sets[where - devices], total)
+        for (size, where), total in zip(
+            kind[starts].tolist(), np.add.reduceat(amount[order], starts).tolist(), strict=True
+        )
+    ]
     extra: list[_Part] = []
     whole = np.ones(len(rows), bool)
-    for mine, shares in zip(groups, share(demands), strict=True):
+    for (a, b), shares in zip(pairwise(bounds), share(demands), strict=True):
+        mine = order[a:b]
         if len(shares) == 1:
             source[mine] = shares[0][0]
             continue
