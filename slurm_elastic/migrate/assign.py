@@ -22,11 +22,11 @@ def assign(keys: Sequence[Ints], allowed: Mask | None = None) -> Ints:
 
     Matrices are rows x columns with rows <= columns and no negative entries. Equal input gives equal output.
     """
-    keys = [_reduced(key) for key in keys]
     folded = fold(keys)
-    if folded is not None:
-        return _solve(folded, allowed)
-    return _one_by_one(keys, allowed)
+    if folded is None:
+        keys = [_reduced(key) for key in keys]
+        folded = fold(keys)
+    return _one_by_one(keys, allowed) if folded is None else _solve(folded, allowed)
 
 
 def _reduced(key: Ints) -> Ints:
