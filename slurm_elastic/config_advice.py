@@ -11,7 +11,7 @@ from slurm_elastic.units import format_duration
 
 def advice(config: RunConfig) -> tuple[tuple[str, str], ...]:
     """(key, what may surprise) for settings that are allowed. Shown by `check` and at submit."""
-    return (*_on_loss(config), *_on_jobs(config), *_on_batch(config))
+    return (*_on_loss(config), *_on_transitions(config), *_on_jobs(config), *_on_batch(config))
 
 
 def loss_bound(config: RunConfig) -> str:
@@ -34,6 +34,11 @@ def _on_loss(config: RunConfig) -> Iterator[tuple[str, str]]:
     grace = config.elastic.graceful_shutdown_timeout
     if grace < 5:
         yield "elastic.graceful_shutdown_timeout", f"{format_duration(grace)}: a save may not fit"
+
+
+def _on_transitions(config: RunConfig) -> Iterator[tuple[str, str]]:
+    if config.elastic.transition == "live" and config.run.launcher == "mpi":
+        yield "elastic.transition", "live, but the workers of an MPI world can only be started together: as relaunch"
 
 
 def _on_jobs(config: RunConfig) -> Iterator[tuple[str, str]]:

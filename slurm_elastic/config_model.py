@@ -93,3 +93,8 @@ class RunConfig(Section, frozen=True, kw_only=True):
     @property
     def workers_per_node(self) -> int:
         return self.base.workers_per_node or self.base.gpus_per_node or 1
+
+    @property
+    def changes_in_place(self) -> bool:
+        """Whether workers that can do so keep their memory when the run changes."""
+        return self.elastic.transition != "relaunch" and self.run.launcher == "torch"

@@ -123,6 +123,7 @@ def rank_environment(who: Waiting, gate: m.Gate, run_id: str, max_restarts: int)
         "SLURM_ELASTIC_EPOCH": str(gate.epoch),
         "SLURM_ELASTIC_NODE": who.node,
         "SLURM_ELASTIC_JOB_ID": str(who.job_id),
+        "SLURM_ELASTIC_STANDBY": "1" if gate.standby else "",
         "SLURM_ELASTIC_RESUME": gate.resume,
         "SLURM_ELASTIC_RESUME_STEP": str(gate.resume_step),
     }

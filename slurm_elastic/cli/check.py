@@ -124,6 +124,8 @@ def _print(file: Path, config: RunConfig, found: list[Finding], asked: bool, off
     click.echo(f"{file}: no faults")
     click.echo(f"  sizes: {shown} nodes of {config.workers_per_node} worker(s)")
     click.echo(f"  an unplanned failure loses {loss_bound(config)}")
+    if config.changes_in_place:
+        click.echo("  a script that uses run.build loses nothing as long as the others hold all state")
     for each in found:
         click.echo(f"{each.level}: {each.key}: {each.message}")
     click.echo(_verdict(found, asked, offline))

@@ -74,6 +74,6 @@ def policy_of(config: RunConfig) -> Policy:
         launch_timeout=config.control.launch_timeout,
         poll=config.control.poll,
         max_restarts=config.run.max_restarts,
-        live=elastic.transition != "relaunch" and config.run.launcher == "torch",
+        live=config.changes_in_place,
         stumble_patience=max(config.control.worker_timeout, config.control.agent_timeout) + 1.0,
     )

@@ -135,6 +135,11 @@ class TrainingDesk:
             yield drain
 
     def steps(self, link: Link, told: m.Steps) -> None:
+        past = self.regroups.past(told)
+        if past is not None:
+            self.progress.past(past)
+            self.spawn(self._keep_steps(told.generation, past, link.hold_receipt()))
+            return
         fresh = self.progress.steps(told, time.time())
         self.spawn(self._keep_steps(told.generation, fresh, link.hold_receipt()))
 

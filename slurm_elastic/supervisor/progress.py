@@ -56,6 +56,12 @@ class Progress:
         self._live = self._held = True
         self._due = None
 
+    def past(self, steps: Sequence[m.StepDone]) -> None:
+        """Steps of the generation before, told after this one has begun."""
+        for done in steps:
+            if done.step > self._before[0]:
+                self._before = (done.step, done.time or self._before[1])
+
     def release(self) -> None:
         """All workers of the generation are in their places."""
         self._held = False

@@ -45,7 +45,7 @@ class Regroups:
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     plan: RegroupPlan | None = None
     _order: a.Regroup | None = None  # waits for the hello of its first seat
-    _arrived: dict[m.Seat, m.Regrouped] = field(default_factory=dict)
+    _arrived: dict[m.Seat, m.Regrouped | None] = field(default_factory=dict)
     _elastic: int = 0  # generation that was said to be
     _stumbled: float = float("-inf")  # monotonic
 
@@ -96,8 +96,8 @@ class Regroups:
         if plan is None or not self.course.is_live(plan.generation):
             return None
         if hello.generation == plan.generation:
-            if seat in plan.seats and seat not in self._arrived:  # it said so to the supervisor before this one
-                self._arrive(plan, seat, m.Regrouped(generation=plan.generation, step=self.progress.step))
+            if seat in plan.seats:  # it said so to the supervisor before this one
+                self._arrive(plan, seat, None)
             return None
         concerned = seat in plan.seats or seat in plan.departing
         return regroup_message(plan, self.course.epoch) if concerned else None
@@ -129,19 +129,29 @@ class Regroups:
     # ---- what others ask
 
     def takes(self, generation: int) -> bool:
-        """Whether steps of `generation` count. Those of the one before do until the new rank 0 goes on by itself."""
-        live = self.course.state.live
+        """Whether steps of `generation` count: those of the one before do, too."""
+        live, plan = self.course.state.live, self.plan
         if live is None:
             return False
+        if generation == live.number:
+            return plan is not None and plan.generation == generation and plan.begun
+        return live.before <= generation < live.number
+
+    def past(self, told: m.Steps) -> tuple[m.StepDone, ...] | None:
+        """Steps that were made before the regroup and are told behind it; None when these are no such steps.
+
+        The new rank 0 tells what the one before it did not come to. What goes beyond its own step will be done again.
+        """
         plan = self.plan
-        begun = plan is not None and plan.generation == live.number and plan.begun
-        return generation == live.number if begun else live.before <= generation < live.number
+        if plan is None or not plan.begun or told.generation >= plan.generation:
+            return None
+        return tuple(done for done in told.steps if done.step <= plan.step)
 
     def figures(self, generation: int) -> dict[str, Any]:
         """What the workers said of the regroup into `generation`, together."""
         if self.plan is None or self.plan.generation != generation:
             return {}
-        told = self._arrived.values()
+        told = [each for each in self._arrived.values() if each is not None]
         return {
             "moved_bytes": sum(each.received_bytes for each in told),
             "moved_s": round(max((each.moved_s for each in told), default=0.0), 4),
@@ -150,16 +160,17 @@ class Regroups:
 
     # ---- inside
 
-    def _arrive(self, plan: RegroupPlan, seat: m.Seat, told: m.Regrouped) -> None:
-        self._arrived.setdefault(seat, told)
-        self.workers.moved_on(seat, told.generation)
-        if seat == plan.seats[0] and not plan.begun:
-            self._begin(plan, told.step)
-        if len(self._arrived) == len(plan.seats):
-            self.course.post(GenerationRegrouped(generation=plan.generation, step=told.step))
+    def _arrive(self, plan: RegroupPlan, seat: m.Seat, told: m.Regrouped | None) -> None:
+        """`told` None: it was said to another supervisor. What that one has not written down is said again."""
+        self._arrived[seat] = told or self._arrived.get(seat)
+        self.workers.moved_on(seat, plan.generation)
+        if seat == plan.seats[0] and not plan.begun and told is not None:
+            plan = self._begin(plan, told.step)
+        if len(self._arrived) == len(plan.seats) and plan.begun:
+            self.course.post(GenerationRegrouped(generation=plan.generation, step=plan.step))
             self.progress.release()
 
-    def _begin(self, plan: RegroupPlan, step: int) -> None:
+    def _begin(self, plan: RegroupPlan, step: int) -> RegroupPlan:
         """The new rank 0 goes on after `step`. What was committed beyond it by the lost will be done again."""
         before_step, before_time = self.progress.last
         if step < before_step:
@@ -171,6 +182,7 @@ class Regroups:
         self.plan = begun
         self.progress.regrouped(plan.generation, step, now)
         self.spawn(self.records.write(lambda: save_plan(self.run, begun)))
+        return begun
 
     async def _rewind(self, step: int) -> None:
         await self.records.rewind(step)

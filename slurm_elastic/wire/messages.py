@@ -128,7 +128,10 @@ class Leaving(Message, frozen=True, kw_only=True, tag="leaving"):
 
 
 class Stumbled(Message, frozen=True, kw_only=True, tag="stumbled"):
-    """A collective failed: a peer is gone, perhaps. This worker has `step` committed steps and waits for Regroup."""
+    """A collective failed: a peer is gone, perhaps. This worker has `step` committed steps and waits for Regroup.
+
+    In the middle of a regroup `generation` is the one that it goes into.
+    """
 
     generation: int
     step: int
@@ -136,7 +139,10 @@ class Stumbled(Message, frozen=True, kw_only=True, tag="stumbled"):
 
 
 class Regrouped(Message, frozen=True, kw_only=True, tag="regrouped"):
-    """This worker has its place and its state in `generation` and goes on after `step`. Figures are its own."""
+    """This worker has its place and its state in `generation` and goes on after `step`. Figures are its own.
+
+    From here on its hellos name `generation`, with stage "training".
+    """
 
     generation: int
     step: int
@@ -250,7 +256,10 @@ class Regroup(Message, frozen=True, kw_only=True, tag="regroup"):
 
 
 class Drain(Message, frozen=True, kw_only=True, tag="drain"):
-    """Agree on a boundary, stop there, save if `save`, send Leaving and exit 0."""
+    """Agree on a boundary, stop there, save if `save`, send Leaving and exit 0.
+
+    One for a generation that the worker is still going into counts as soon as it is there.
+    """
 
     epoch: int
     generation: int
@@ -269,7 +278,10 @@ class Published(Message, frozen=True, kw_only=True, tag="published"):
 
 
 class Fenced(Message, frozen=True, kw_only=True, tag="fenced"):
-    """Your generation is over and goes on elsewhere: write nothing, exit now."""
+    """Your generation is over and goes on elsewhere: write nothing, exit now.
+
+    `generation`: the one that you were launched for, or a later one.
+    """
 
     generation: int
     reason: str

@@ -45,6 +45,7 @@ class LiveWorker(Worker):
     """A worker that keeps its process for as long as it has a seat."""
 
     net: Net  # set by `live_script`
+    mute: threading.Event  # it tells nobody of its steps
     crashed = False
 
     def _life(self) -> int:
@@ -53,6 +54,7 @@ class LiveWorker(Worker):
         self.order: m.Regroup | None = None
         self.group: Group | None = None
         self.recent: list[m.StepDone] = []
+        self.step = 0
         self.told = 0  # generation of the newest order
         self.fenced = False
         waiting = self._channel("gate")
@@ -141,6 +143,11 @@ class LiveWorker(Worker):
 
     def _commit(self) -> None:
         self.step += 1
+        done = self._remember()
+        if self.rank == 0 and not self.mute.is_set():
+            self.channel.send(m.Steps(generation=self.generation, steps=(done,), total_steps=100_000))
+
+    def _remember(self) -> m.StepDone:
         done = m.StepDone(
             step=self.step,
             world=self.world,
@@ -150,8 +157,7 @@ class LiveWorker(Worker):
             time=time.time(),
         )
         self.recent = [*self.recent[-50:], done]
-        if self.rank == 0:
-            self.channel.send(m.Steps(generation=self.generation, steps=(done,), total_steps=100_000))
+        return done
 
     def _leave(self, why: str) -> int:
         self.channel.send(m.Leaving(generation=self.generation, why=why, step=self.step))
@@ -189,14 +195,18 @@ class LiveWorker(Worker):
             raise Broken
 
     def _sit(self, order: m.Regroup, step: int) -> None:
-        old, self.step = self.generation, step
+        old = self.generation
+        while 0 <= self.step < step:  # the others have completed it without us
+            self.step += 1
+            self._remember()
+        self.step = step
         self.rank, self.world = order.seats.index(self.seat), len(order.seats)
         self.generation, self.stage = order.generation, "training"
         self.group = self.net.group(order.generation, self.world)
+        self.channel.send(m.Regrouped(generation=order.generation, step=step, received_bytes=MOVED_BYTES, moved_s=0.01))
         if self.rank == 0:
             missing = tuple(done for done in self.recent if order.ledger_step < done.step <= step)
             self.channel.send(m.Steps(generation=old, steps=missing, total_steps=100_000))
-        self.channel.send(m.Regrouped(generation=order.generation, step=step, received_bytes=MOVED_BYTES, moved_s=0.01))
 
     def _arrive(self, group: Group | None, key: object, word: int, order: m.Regroup | None = None) -> dict[m.Seat, int]:
         """What all have said at this point; Broken when somebody is gone or we are called away."""
@@ -245,6 +255,7 @@ def live_script(script: Script, net: Net) -> None:
     def make(*who: Any, **options: Any) -> LiveWorker:
         worker = LiveWorker(*who, **options)
         worker.net = net
+        worker.mute = threading.Event()
         return worker
 
     script.worker = make

@@ -188,6 +188,22 @@ def test_a_supervisor_that_is_killed_after_a_regroup_takes_the_workers_back(star
     live.finish()
 
 
+def test_steps_that_died_with_rank_0_are_told_by_its_successor(start: Callable[..., Live]) -> None:
+    live = start()
+    first = live.worker(1, "n1")
+    first.mute.set()
+    told = max(line.step for line in read_ledger(live.cluster.run.ledger))
+    wait_until(lambda: first.step > told + 8, "steps that nobody hears of")
+    first.crash()
+    wait_until(lambda: ("replace", "live", 1) in live.changes(), "the other goes on")
+    lost = next(t for t in live.cluster.transitions() if t["transition"] == "replace")
+
+    assert lost["steps_lost"] == 0
+    live.finish()
+    lines = {line.step: line for line in read_ledger(live.cluster.run.ledger)}
+    assert {lines[step].generation for step in range(told + 3, told + 9)} == {1}
+
+
 def test_workers_that_never_regroup_are_started_anew(start: Callable[..., Live]) -> None:
     live = start(launch_timeout=2.0)
     live.net.hold.set()
