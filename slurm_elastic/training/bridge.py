@@ -5,14 +5,13 @@ Both are made for one movement and gone after it; what need not move needs neith
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from slurm_elastic.errors import PeerLost
 from slurm_elastic.migrate.model import Plan
 from slurm_elastic.migrate.transport import Transport
 from slurm_elastic.migrate.transport_routed import RoutedTransport
@@ -60,41 +59,12 @@ class Bridge:
         with sockets.noting():
             self._group = _group(store, me, len(names), timeout_s, self._device)
         ranks = {name: rank for rank, name in enumerate(names)}
-        far = GroupTransport(ranks, self._group, self._device, sockets.cut)
+        far = TorchTransport(ranks, self._group, device=self._device, sever=sockets.cut)
         return RoutedTransport(self._shared, far, lambda peer: peer in mine)
 
     def close(self) -> None:
         self._shared.close()
         self._group = None
-
-
-class GroupTransport(TorchTransport):
-    """Over a process group that belongs to no default group, so torch.distributed's functions do not know it."""
-
-    def __init__(self, ranks: Mapping[str, int], group: Any, device: torch.device, sever: Callable[[], None]) -> None:
-        super().__init__(ranks, group, device=device, sever=sever)
-
-    def _operation(self, call: Callable[..., Any], peer: str, buffer: torch.Tensor) -> Any:
-        return call, self._ranks[peer], buffer
-
-    def _start(self, operations: Sequence[Any]) -> list[dist.Work]:
-        if not operations:
-            return []
-        try:
-            if self._device.type != "cuda":
-                return [self._begin(*operation) for operation in operations]
-            self._group._start_coalescing(self._device)
-            for operation in operations:
-                self._begin(*operation)
-            return [self._group._end_coalescing(self._device)]
-        except RuntimeError as broken:
-            self.check("")
-            raise PeerLost(f"state could not be sent or received: {broken}") from broken
-
-    def _begin(self, call: Callable[..., Any], rank: int, buffer: torch.Tensor) -> dist.Work:
-        method = self._group.send if call is dist.isend else self._group.recv
-        work: dist.Work = method([buffer], rank, 0)
-        return work
 
 
 def _group(store: Store, me: int, size: int, timeout_s: float, device: torch.device) -> Any:

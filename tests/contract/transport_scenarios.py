@@ -218,6 +218,31 @@ def a_dead_peer_is_noticed(make: Make, rank: int) -> None:
     transport.close()
 
 
+def a_death_half_way_frees_both_ends(make: Make, rank: int) -> None:
+    """d1 dies while it sends to d0 and receives from d2, both too much to be through by then."""
+    transport = make()
+    much = torch.zeros(60_000_000)
+    exchange(transport, rank, (3,))
+    sends, receives = [], []
+    if rank == 1:
+        sends, receives = [Message("d0", [bits(much)])], [Message("d2", [bits(torch.empty_like(much))])]
+    elif rank == 0:
+        receives = [Message("d1", [bits(much)])]
+    else:
+        sends = [Message("d1", [bits(much)])]
+    transfer = transport.post(sends, receives)
+    if rank == 1:
+        time.sleep(0.01)
+        os.kill(os.getpid(), 9)
+    began = time.monotonic()
+    with pytest.raises(PeerLost) as lost:
+        transfer.wait(WAIT_S)
+    assert lost.value.peer == "d1"
+    assert time.monotonic() - began < WAIT_S / 2
+    transport.abort()
+    transport.close()
+
+
 GOOD = (
     everybody_to_everybody,
     every_dtype_keeps_its_bits,
@@ -229,7 +254,7 @@ GOOD = (
     counts_are_exact,
 )
 BAD = (a_silent_peer_is_given_up, a_wait_can_be_called_off)
-DEADLY = (a_dead_peer_is_noticed,)
+DEADLY = (a_dead_peer_is_noticed, a_death_half_way_frees_both_ends)
 
 
 def run_in_mpi() -> None:
