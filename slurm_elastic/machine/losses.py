@@ -5,7 +5,7 @@ The survivors hang in a collective or are about to; what they did since the last
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from slurm_elastic.machine.actions import GiveUp, KillWorkers, Member
@@ -25,7 +25,7 @@ def kill_what_lost_a_member(turn: Turn) -> None:
     live = turn.state.live
     if live is None or live.killed_at is not None:
         return
-    held = {(a.job_id, node) for a in turn.state.allocations for node in a.nodes}
+    held = {(a.job_id, node): a for a in turn.state.allocations for node in a.nodes}
     losses = [loss for m in live.members if (loss := _loss(turn.state, live, m, held, turn.now)) is not None]
     if losses:
         first = losses[0]
@@ -117,10 +117,12 @@ def snooze_growth(turn: Turn) -> None:
     turn.change(grown_at=None, grow_level=level, grow_until=turn.now + snooze)
 
 
-def _loss(state: State, live: Generation, member: Member, held: Set[tuple[int, str]], now: float) -> Loss | None:
-    """`held`: job id and node of all allocations."""
-    allocation = state.allocation(member.job_id)
-    end = live.end_of(member.node)
+def _loss(
+    state: State, live: Generation, member: Member, held: Mapping[tuple[int, str], Allocation], now: float
+) -> Loss | None:
+    """`held`: all allocations by job id and node."""
+    allocation = held.get((member.job_id, member.node)) or state.allocation(member.job_id)
+    end = live.end_of(member.node) if live.ended else None
     if end is not None:
         taken = allocation is None or allocation.leaving
         return None if is_clean(end) else Loss(member.node, describe(end), not taken)
