@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slurm_elastic.errors import Superseded
 from slurm_elastic.machine.events import AgentLost, Event, JobsSeen, SupervisorStarted, TimePassed, WorkerLost
 from slurm_elastic.machine.step import step
 from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.supervisor.clock import SteadyClock
 from slurm_elastic.supervisor.course import Course
 from slurm_elastic.supervisor.crew import Crew
 from slurm_elastic.supervisor.desk import TrainingDesk
@@ -47,6 +48,7 @@ class Loop:
     limits: TimeLimits
     reporter: Reporter
     end: End
+    clock: SteadyClock = field(default_factory=SteadyClock)
 
     async def run(self, started: SupervisorStarted) -> int:
         """Until the run is over; the exit code. Non-zero also means: start me again, but for Superseded's own code."""
@@ -78,7 +80,7 @@ class Loop:
 
     def _take(self, fact: Event) -> None:
         """Journal first: after a crash the orders are given again, never forgotten."""
-        now = time.time()
+        now = self.clock()
         state, actions = step(self.course.state, fact, now)
         changed = state is not self.course.state
         if actions or changed:
@@ -98,7 +100,7 @@ class Loop:
             self.lease.check()
             self.roster.tick(time.monotonic())
             self.desk.note_attendance()
-            now = time.time()
+            now = self.clock()
             live = self.course.state.live
             self.desk.progress.tick(now, trained=live is not None and self.desk.has_trained(live.number))
             self.limits.tick(now, self.desk.save_p95_s)
