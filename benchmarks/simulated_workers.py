@@ -50,10 +50,11 @@ class Signs:
     training: Synchronized[int]
     refused: Synchronized[int]  # connections that came to nothing
     lost: Synchronized[int]
+    fenced: Synchronized[int]  # workers that the supervisor has given up
 
     def __str__(self) -> str:
         """What there is now."""
-        counts = ("waiting", "training", "refused", "lost")
+        counts = ("waiting", "training", "refused", "lost", "fenced")
         return ", ".join(f"{getattr(self, name).value} {name}" for name in counts)
 
 
@@ -115,6 +116,8 @@ class Worker(asyncio.Protocol):
             self.crowd.welcomed(self, message.heartbeat_s)
         elif isinstance(message, m.Gate):
             self.crowd.gate_opened(self)
+        elif isinstance(message, m.Fenced):
+            _count(self.crowd.signs.fenced)
 
 
 class Crowd:

@@ -28,9 +28,15 @@ def load_of_run(run: RunDirectory) -> tuple[RunConfig, str]:
     try:
         return load(run.config), ""
     except ConfigError as broken:
-        try:
-            kept = load(run.last_valid)
-        except ConfigError:
-            raise broken from None
+        kept = _kept(run)
+        if kept is None:
+            raise
         first = broken.problem.partition("\n")[0]
         return kept, f"{first}; the settings before hold until the file is mended"
+
+
+def _kept(run: RunDirectory) -> RunConfig | None:
+    try:
+        return load(run.last_valid)
+    except ConfigError:
+        return None

@@ -13,6 +13,7 @@ from pathlib import Path
 from slurm_elastic import config_kept
 from slurm_elastic.agent import leftovers, notices
 from slurm_elastic.agent.agent import Agent, AgentSetup, Verdict
+from slurm_elastic.agent.keeper import exit_code_of
 from slurm_elastic.agent.steps import StepPlace, StepSpec
 from slurm_elastic.config_model import RunConfig
 from slurm_elastic.errors import SlurmElasticError, UserMistake
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setup = _setup(run_dir, options.role, options.again)
     except SlurmElasticError as mistake:
         print(f"slurm-elastic agent: {mistake}", file=sys.stderr)
-        return mistake.exit_code
+        return exit_code_of(mistake)
     agent = Agent(setup)
     hear_notices(agent.heard)
     verdict = agent.run()

@@ -8,6 +8,7 @@ is not started.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_elastic.agent.death import die_with_parent
+from slurm_elastic.errors import ConfigError, RunDirectoryError, SlurmElasticError
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.signals import NOTICES
 
@@ -28,8 +30,22 @@ _WAKE_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _STEADY_S = 10.0  # a child that lived this long was well
 _HOPELESS_S = 900.0  # of quick deaths in a row
+_GIVES_UP = (
+    "it failed for a quarter of an hour; this job ends. See the run's logs, and whether its directory can be written "
+    "(space, quota, file system); `slurm-elastic submit` goes on from the newest checkpoint"
+)
 _DEPUTY_PAUSE_S = 30.0
 _FAREWELL_S = 20.0  # for the other child to end by itself
+
+
+def exit_code_of(problem: SlurmElasticError) -> int:
+    """What a child that cannot work ends with: a file system that fails may come back, a mistake has to be edited."""
+    cause: BaseException | None = problem
+    while cause is not None and isinstance(problem, RunDirectoryError | ConfigError):
+        if isinstance(cause, OSError):
+            return 1
+        cause = cause.__cause__
+    return problem.exit_code
 
 
 class Child:
@@ -48,19 +64,27 @@ class Child:
         self._report: int = -1
 
     def start(self, now: float) -> None:
-        """With a pipe for its verdict as --report-fd."""
+        """With a pipe for its verdict as --report-fd. One that cannot be started counts as one that died at once."""
         reading, writing = os.pipe()
         again = ("--again",) if self.starts and self.name == "agent" else ()
         report = ("--report-fd", str(writing)) if self.name == "agent" else ()
-        self.process = subprocess.Popen(
-            (*self._argv, *again, *report),
-            stdin=subprocess.DEVNULL,
-            pass_fds=(writing,),
-            start_new_session=True,
-            preexec_fn=self._prepare,  # this process has one thread only
-        )
-        os.close(writing)
-        self._report, self._started = reading, now
+        self._started = now
+        try:
+            self.process = subprocess.Popen(
+                (*self._argv, *again, *report),
+                stdin=subprocess.DEVNULL,
+                pass_fds=(writing,),
+                start_new_session=True,
+                preexec_fn=self._prepare,  # this process has one thread only
+            )
+        except OSError as broken:  # no process or memory to be had, or the file system with the program is away
+            os.close(reading)
+            self._plan_next(now)
+            _say(f"the {self.name} cannot be started: {broken.strerror}")
+            return
+        finally:
+            os.close(writing)
+        self._report = reading
         self.starts += 1
 
     def ended(self, now: float) -> tuple[int, bytes] | None:
@@ -74,13 +98,16 @@ class Child:
             verdict = b""
         os.close(self._report)
         self.process = None
+        self._plan_next(now)
+        return code, verdict
+
+    def _plan_next(self, now: float) -> None:
         if now - self._started >= _STEADY_S:
             self._pause_s, self._failing_since = _FIRST_PAUSE_S, None
         elif self._failing_since is None:
             self._failing_since = now
         self.due = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        return code, verdict
 
     def is_hopeless(self, now: float) -> bool:
         return self._failing_since is not None and now - self._failing_since > _HOPELESS_S
@@ -128,7 +155,7 @@ class Keeper:
         if child.process is None:
             if now >= child.due and not (child is self._supervisor and self._farewell is not None):
                 child.start(now)
-            return None
+            return self._given_up(child, now) if child.process is None else None
         ended = child.ended(now)
         if ended is None:
             return None
@@ -144,8 +171,14 @@ class Keeper:
         if child is self._supervisor and code == 0:
             self._farewell = now + _FAREWELL_S
             return None
-        print(f"slurm-elastic keeper: the {child.name} ended with {code}; it is started again", file=sys.stderr)
-        return (1, False) if child.is_hopeless(now) else None
+        _say(f"the {child.name} ended with {code}")
+        return self._given_up(child, now)
+
+    def _given_up(self, child: Child, now: float) -> tuple[int, bool] | None:
+        if child is self._deputy or not child.is_hopeless(now):
+            return None
+        _say(f"the {child.name} is not started again: {_GIVES_UP}")
+        return 1, False
 
     def _deliver(self) -> None:
         """Only the agent hears notices. One that is about to be started keeps them until it listens."""
@@ -166,6 +199,12 @@ class Keeper:
             # Of a run that is over, the supervisor may still be releasing other jobs.
             self._supervisor.end(_FAREWELL_S if final else 0.0)
         return code
+
+
+def _say(text: str) -> None:
+    """Into the batch script's output, which may lie on a full disk: that must not end the job."""
+    with contextlib.suppress(OSError):
+        print(f"slurm-elastic keeper: {text}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -132,9 +132,17 @@ def agent_joined(turn: Turn, event: AgentJoined) -> None:
     if known.released_at is not None:
         turn.order(ReleaseAllocation(job_id=event.job_id, reason="this allocation was given up"))
         return
+    if known.contact == "silent" or known.incarnation != event.incarnation:
+        _probe_again(turn, event)
     _end_strangers(turn, event)
     _account_for_live(turn, known, event)
     _launch_again(turn, event)
+
+
+def _probe_again(turn: Turn, event: AgentJoined) -> None:
+    """What an agent was asked before it went away is not answered any more."""
+    suspects = turn.state.suspects
+    turn.change(suspects=tuple(replace(s, asked_at=None) if s.job_id == event.job_id else s for s in suspects))
 
 
 def _end_strangers(turn: Turn, event: AgentJoined) -> None:

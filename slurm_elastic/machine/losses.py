@@ -5,7 +5,7 @@ The survivors hang in a collective or are about to; what they did since the last
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from slurm_elastic.machine.actions import GiveUp, KillWorkers, Member
@@ -35,7 +35,7 @@ def losses_of(
     state: State, live: Generation, members: tuple[Member, ...], now: float, *, silent_end: bool = False
 ) -> list[Loss]:
     """Those of `members` that are lost. `silent_end`: also one that exited with 0 and said nothing, unasked."""
-    held = {(a.job_id, node) for a in state.allocations for node in a.nodes}
+    held = {(a.job_id, node): a for a in state.allocations for node in a.nodes}
     losses = [loss for m in members if (loss := _loss(state, live, m, held, now)) is not None]
     if silent_end:  # where all go on together until they say that they finished, this is no end of the training
         nodes = {member.node for member in members}
@@ -129,10 +129,12 @@ def snooze_growth(turn: Turn) -> None:
     turn.change(grown_at=None, grow_level=level, grow_until=turn.now + snooze)
 
 
-def _loss(state: State, live: Generation, member: Member, held: Set[tuple[int, str]], now: float) -> Loss | None:
-    """`held`: job id and node of all allocations."""
-    allocation = state.allocation(member.job_id)
-    end = live.end_of(member.node)
+def _loss(
+    state: State, live: Generation, member: Member, held: Mapping[tuple[int, str], Allocation], now: float
+) -> Loss | None:
+    """`held`: all allocations by job id and node."""
+    allocation = held.get((member.job_id, member.node)) or state.allocation(member.job_id)
+    end = live.end_of(member.node) if live.ended else None
     if end is not None:
         taken = allocation is None or allocation.leaving
         return None if is_clean(end) else Loss(member.node, describe(end), not taken)

@@ -114,7 +114,8 @@ def leaving_members(state: State) -> tuple[Member, ...]:
     live = state.live
     if live is None:
         return ()
-    return tuple(m for m in live.members if (a := state.allocation(m.job_id)) is not None and a.leaving)
+    leaving = {a.job_id for a in state.allocations if a.leaving}
+    return tuple(m for m in live.members if m.job_id in leaving) if leaving else ()
 
 
 def staying(state: State, lost: Set[str] = frozenset()) -> tuple[Member, ...]:

@@ -98,16 +98,20 @@ def worker_lost(turn: Turn, event: WorkerLost) -> None:
 
 
 def node_probed(turn: Turn, event: NodeProbed) -> None:
-    """A node that can run a step is used again; the others are asked later, less and less often."""
+    """A node that can run a step is used again; the others are asked later, less and less often.
+
+    While the controller is away no step can start on any node: that says nothing about this one.
+    """
     if event.ok:
         turn.change(suspects=tuple(s for s in turn.state.suspects if s.node != event.node))
         return
+    counts = turn.state.slurm_silent_since is None
     turn.change(
         suspects=tuple(
             replace(
                 s,
                 asked_at=None,
-                tries=s.tries + 1,
+                tries=s.tries + counts,
                 not_before=turn.now + PROBE_AGAIN_S * 2 ** min(s.tries, 6),
                 reason=event.detail or s.reason,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -14,6 +15,7 @@ import click
 
 from slurm_elastic import config_kept
 from slurm_elastic.agent.death import die_with_parent
+from slurm_elastic.agent.keeper import exit_code_of
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.slurm.command_client import CommandSlurm
@@ -27,7 +29,7 @@ MOST_DESCRIPTORS = 32_768  # more connections than the wire takes
 
 
 @click.command()
-@click.option("--run-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True)
+@click.option("--run-dir", type=click.Path(path_type=Path), required=True)
 @click.option("--job-id", type=int, envvar="SLURM_JOB_ID", default=0, help="The base job.")
 @click.option("--restart-count", type=int, envvar="SLURM_RESTART_COUNT", default=0)
 def main(run_dir: Path, job_id: int, restart_count: int) -> None:
@@ -56,8 +58,9 @@ def main(run_dir: Path, job_id: int, restart_count: int) -> None:
         sys.exit(asyncio.run(supervise(around)))
     except SlurmElasticError as problem:
         log.error("%s", problem)
-        click.echo(str(problem), err=True)
-        sys.exit(problem.exit_code)
+        with contextlib.suppress(OSError):  # the job's output may lie on a full disk
+            click.echo(str(problem), err=True)
+        sys.exit(exit_code_of(problem))
 
 
 def _allow_connections() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 SAVES_KEPT = 50  # durations of saves that the p95 is taken from
 SPEAKERS_KEPT = 20
+TOLD_AT_ONCE = 200  # workers, before others have their turn: thousands in one go would hold everything up
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,12 @@ class TrainingDesk:
         if self.plan is None or self.plan.generation != order.generation:
             log.warning("gate stays closed generation=%d: overtaken by events", order.generation)
             return
-        for (node, local_rank), gate in gates(self.plan, self.course.epoch).items():
-            self.workers.send_to(order.generation, node, local_rank, gate)
+        for number, (place, gate) in enumerate(gates(self.plan, self.course.epoch), start=1):
+            self.workers.send_to(order.generation, *place, gate)
+            if number % TOLD_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                if not self.course.is_live(order.generation):
+                    return
 
     def begin_drain(self, order: DrainWorkers) -> bool:
         """Ask the workers to stop at a boundary. False: they cannot be asked (level 0, or not that far yet)."""

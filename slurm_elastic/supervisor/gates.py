@@ -6,7 +6,7 @@ is being opened must tell the remaining workers exactly the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 import msgspec
 
@@ -55,13 +55,11 @@ def make_plan(
     )
 
 
-def gates(plan: GatePlan, epoch: int) -> Mapping[tuple[str, int], m.Gate]:
-    """The message for each worker, by node and local rank."""
-    return {
-        (node, local_rank): _gate(plan, epoch, node_rank, local_rank)
-        for node_rank, node in enumerate(plan.nodes)
-        for local_rank in range(plan.workers_per_node)
-    }
+def gates(plan: GatePlan, epoch: int) -> Iterator[tuple[tuple[str, int], m.Gate]]:
+    """Node and local rank of each worker, and the message for it."""
+    for node_rank, node in enumerate(plan.nodes):
+        for local_rank in range(plan.workers_per_node):
+            yield (node, local_rank), _gate(plan, epoch, node_rank, local_rank)
 
 
 def gate_of(plan: GatePlan, epoch: int, node: str, local_rank: int) -> m.Gate | None:

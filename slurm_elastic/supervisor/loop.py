@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slurm_elastic.errors import Superseded
 from slurm_elastic.machine.events import AgentLost, Event, JobsSeen, SupervisorStarted, TimePassed, WorkerLost
 from slurm_elastic.machine.step import step
 from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.supervisor.clock import SteadyClock
 from slurm_elastic.supervisor.course import Course
 from slurm_elastic.supervisor.crew import Crew
 from slurm_elastic.supervisor.desk import TrainingDesk
@@ -27,6 +28,7 @@ from slurm_elastic.supervisor.roster import Roster
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
+SLICE_S = 0.005
 CRASHED = 1
 
 
@@ -46,6 +48,7 @@ class Loop:
     limits: TimeLimits
     reporter: Reporter
     end: End
+    clock: SteadyClock = field(default_factory=SteadyClock)
 
     async def run(self, started: SupervisorStarted) -> int:
         """Until the run is over; the exit code. Non-zero also means: start me again, but for Superseded's own code."""
@@ -65,14 +68,19 @@ class Loop:
         return 0
 
     async def _drive(self) -> None:
+        """A queue that is not empty gives without waiting: after SLICE_S of facts the workers have their turn."""
+        pause_at = time.monotonic() + SLICE_S
         while self.effects.ending is None:
             self._take(await self.course.facts.get())
+            if time.monotonic() >= pause_at:
+                await asyncio.sleep(0)
+                pause_at = time.monotonic() + SLICE_S
         await self.desk.records.settled()  # a run that is DONE has its last checkpoint public
         await self.end.carry_out(self.effects.ending)
 
     def _take(self, fact: Event) -> None:
         """Journal first: after a crash the orders are given again, never forgotten."""
-        now = time.time()
+        now = self.clock()
         state, actions = step(self.course.state, fact, now)
         changed = state is not self.course.state
         if actions or changed:
@@ -92,7 +100,7 @@ class Loop:
             self.lease.check()
             self.roster.tick(time.monotonic())
             self.desk.note_attendance()
-            now = time.time()
+            now = self.clock()
             live = self.course.state.live
             self.desk.progress.tick(now, trained=live is not None and self.desk.has_trained(live.number))
             self.limits.tick(now, self.desk.save_p95_s)

@@ -26,6 +26,11 @@ class Agreement(Protocol):
         """The sums of the last launch; waits for the slowest rank's launch."""
         ...
 
+    @property
+    def is_ready(self) -> bool:
+        """Between `launch` and `take`: whether `take` would not wait."""
+        ...
+
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
         """Every rank's values, by global rank. Blocks; not to be called between `launch` and `take`."""
         ...
@@ -42,6 +47,10 @@ class OneRank:
 
     def take(self) -> list[float]:
         return self._values
+
+    @property
+    def is_ready(self) -> bool:
+        return True
 
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
         return [list(values)]
@@ -71,6 +80,10 @@ class TorchAgreement:
         sums: list[float] = self._numbers.tolist()
         return sums
 
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._work.is_completed())
+
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
         mine = torch.tensor(values, dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in range(self._size)]
@@ -95,6 +108,10 @@ class MpiAgreement:
         self._request.Wait()
         sums: list[float] = self._sums.tolist()
         return sums
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._request.Test())
 
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
         mine = np.array(values, dtype=np.float64)

@@ -7,6 +7,8 @@ path pays for a launch and for a wait that is normally over already.
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +17,10 @@ import torch
 from slurm_elastic.training.consensus import Agreement
 from slurm_elastic.training.data import Indices
 from slurm_elastic.training.ledger import Entry
+
+log = logging.getLogger(__name__)
+
+ABANDON_LOOK_S = 0.01
 
 
 class LossCopy:
@@ -101,6 +107,23 @@ class Pulse:
             self._launch(telling, False, False)
             verdict |= self._collect()
         return verdict
+
+    def abandon(self, wait_s: float) -> None:
+        """Give the ledger every step, without the other ranks, which may be gone: a loss that is late stays unknown."""
+        if self._ledger is None:
+            return
+        end = time.monotonic() + wait_s
+        while self._in_flight and not self._agreement.is_ready and time.monotonic() < end:
+            time.sleep(ABANDON_LOOK_S)
+        if self._in_flight and self._agreement.is_ready:
+            try:
+                self._collect()
+            except RuntimeError as broken:  # the connection to another rank
+                log.warning("the loss of the last step is not known: %s", broken)
+        for done in (self._told if self._in_flight else None, self._held):
+            if done is not None:
+                self._ledger.add(Entry(done.step, self._world, done.indices, None, done.lr, done.time))
+        self._in_flight, self._told, self._held = False, None, None
 
     def _launch(self, telling: Done | None, drain: bool, save: bool) -> None:
         self._told = telling

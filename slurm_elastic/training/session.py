@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 10.0  # for the last reports to reach the supervisor
 PATIENCE_S = 60.0  # for the supervisor's word, and for peers, in a change of generations
+LAST_LOSS_S = 5.0  # for the other ranks' part of the last step's loss, when a script leaves its loop by itself
 LAST_SAVE_S = 1200.0  # at most, for the last checkpoint to become public; gloo waits for 1800 s
 
 _current: ContextVar[Session | None] = ContextVar("slurm_elastic_session", default=None)
@@ -83,6 +85,7 @@ class Session:
         self._signature: dict[str, Any] = {}
         self._share = (parts.world.global_rank, parts.world.size)  # of each global batch
         self._verdict = Verdict()
+        self._batch: Batch | None = None  # the one that the body of the loop works on
         self._lr: float | None = None
         self._in_steps = False
         self._left = False
@@ -200,7 +203,7 @@ class Session:
         self._check_start(data.line)
         data.start(self.step, self.cursor, self.plan, self._share[0])
         while not data.line.is_over(self.step, self.cursor):
-            batch = self._next_batch(data)
+            self._batch = batch = self._next_batch(data)
             yield batch
             try:
                 if batch.is_lost:
@@ -247,20 +250,37 @@ class Session:
         self._parts.control.stop(reason)
 
     def save(self, step: int | None = None, *, wait_s: float = 0.0) -> bool:
-        """Save what `restore` named, for scripts with a loop of their own (`step`: theirs). Collective."""
+        """Save what `restore` named, for scripts with a loop of their own (`step`: theirs). Collective.
+
+        Raises UserMistake inside `steps` when the state is already that of a step that was not committed.
+        """
+        batch = self._batch
+        if batch is not None and batch.loss is not None and not batch.is_committed:
+            raise UserMistake(
+                f"step {batch.step} is computed and not committed: after a restart it would be done again",
+                fix="call batch.commit() after optimizer.step() and before run.save() or break",
+            )
         self.step = self.step if step is None else step
+        self._pulse.finish()  # a flag that is heard here is raised again at the next boundary
+        self._flush_ledger()
         return self._save(wait_s)
 
     def close(self) -> None:
-        """Send what is left and end the connection. Called at exit; safe to repeat; nothing in a forked child."""
+        """Send what is left and end the connection. Called at exit; safe to repeat; nothing in a forked child.
+
+        After a crash nothing is waited for: the other ranks may hang until this one is gone.
+        """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        if self._left:  # after a crash nothing is waited for: the other ranks may hang until this one is gone
-            self._saver.settle()
+        crashed = not self._left and hasattr(sys, "last_value")  # an exception that nobody handled
+        if not crashed:
+            if self._parts.saver is not None:
+                self._parts.saver.settle()
+            self._pulse.abandon(LAST_LOSS_S)
         if self._parts.ledger is not None:
             self._parts.ledger.close()
-        if self._left:
+        if not crashed:
             self._parts.control.flush(FLUSH_S)
         self._parts.control.close()
 

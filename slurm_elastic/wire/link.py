@@ -94,7 +94,7 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._early = bytearray()
         self._held: list[m.Message] = []
-        self._receipts = Receipts(lambda: self.send(m.Beat()))
+        self._receipts = Receipts()
         self._decode: Callable[[bytes], m.AnyMessage] = registry.decoders.from_worker
         self._timer: asyncio.TimerHandle | None = None
 
@@ -113,7 +113,13 @@ class Link(asyncio.Protocol):
 
     def hold_receipt(self) -> Callable[[], None]:
         """Within `Handler.received`: this message is lost if we die now. To be called when it is not any more."""
-        return self._receipts.hold()
+        place = self._receipts.hold()
+
+        def safe() -> None:
+            for _ in range(self._receipts.safe(place)):
+                self.send(m.Beat())
+
+        return safe
 
     def close(self, reason: str) -> None:
         """Send what is queued, then close. `Handler.closed` is called before this returns. Safe to repeat."""

@@ -7,10 +7,9 @@ first reach the disk holds back the echoes of the beats behind it. No socket her
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 
-class _Place:
+class Place:
     """One beat, or one message that is not safe yet, in the order of arrival."""
 
     __slots__ = ("is_beat", "is_safe")
@@ -21,31 +20,31 @@ class _Place:
 
 
 class Receipts:
-    """Of one connection. `confirm` is called for a beat whose echo had to wait."""
+    """Of one connection."""
 
-    def __init__(self, confirm: Callable[[], None]) -> None:
-        self._confirm = confirm
-        self._waiting: deque[_Place] = deque()
+    __slots__ = ("_waiting",)
 
-    def hold(self) -> Callable[[], None]:
-        """For the message that just came: to be called once when it is safe."""
-        place = _Place(is_beat=False)
+    def __init__(self) -> None:
+        self._waiting: deque[Place] | None = None  # there are thousands of connections, and few ever hold a receipt
+
+    def hold(self) -> Place:
+        """For the message that just came; to be handed to `safe` when it is safe."""
+        place = Place(is_beat=False)
+        self._waiting = self._waiting or deque()
         self._waiting.append(place)
-
-        def safe() -> None:
-            place.is_safe = True
-            self._go_on()
-
-        return safe
+        return place
 
     def beat(self) -> bool:
-        """Whether a beat that just came is confirmed at once; otherwise it will be by `confirm`."""
+        """Whether a beat that just came is confirmed at once; otherwise a later `safe` will say so."""
         if not self._waiting:
             return True
-        self._waiting.append(_Place(is_beat=True))
+        self._waiting.append(Place(is_beat=True))
         return False
 
-    def _go_on(self) -> None:
+    def safe(self, place: Place) -> int:
+        """How many beats, whose echo had to wait, are confirmed now."""
+        place.is_safe = True
+        confirmed = 0
         while self._waiting and self._waiting[0].is_safe:
-            if self._waiting.popleft().is_beat:
-                self._confirm()
+            confirmed += self._waiting.popleft().is_beat
+        return confirmed

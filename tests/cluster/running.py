@@ -107,7 +107,7 @@ def _settings(run: RunDirectory, steps: int, changes: dict[str, dict[str, object
             "name": "run",
             "dir": str(run.path),
             "command": ["python", str(SCRIPT)],
-            "env": {"STEPS": str(steps), "OMP_NUM_THREADS": "1"},
+            "env": {"STEPS": str(steps), "BUSY": str(run.path.parent), "OMP_NUM_THREADS": "1"},
         },
         "base": {"nodes": 2, "qos": "base", "time": "1h"},
         "elastic": {

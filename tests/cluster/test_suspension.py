@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.checkpoint import layout
-from slurm_elastic.observe.ledger import read_ledger
 from slurm_elastic.testbed.cluster import Cluster
 from tests.cluster.company import a_run, neighbour
-from tests.cluster.running import Running
+from tests.cluster.fencing import assert_nobody_is_left_of, assert_one_generation_wrote_after_the_other
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -39,19 +36,3 @@ def test_a_suspended_job_and_a_frozen_worker_count_as_lost_and_write_nothing_whe
         running.wait(lambda status: (line := running.last_line()) is not None and line.generation > frozen, "steps")
         assert_nobody_is_left_of(cluster, running, frozen)
         assert_one_generation_wrote_after_the_other(running)
-
-
-def assert_nobody_is_left_of(cluster: Cluster, running: Running, generation: int) -> None:
-    def processes() -> list[int]:
-        workers = cluster.workers()
-        return [one.process.pid for one in workers if ("--generation", str(generation)) in pairwise(one.arguments)]
-
-    cluster.wait_until(lambda: processes() == [], 60, f"no worker of generation {generation}")
-    drafts = [path.name for path in running.run.checkpoints.iterdir()]
-    assert not [name for name in drafts if layout.generation_of_draft(name) == generation]
-
-
-def assert_one_generation_wrote_after_the_other(running: Running) -> None:
-    generations = [line.generation for line in read_ledger(running.run.ledger)]
-    assert generations == sorted(generations)
-    assert running.audit().clean

@@ -1,9 +1,13 @@
-"""A small training at level 1 for cluster tests: steps of a few milliseconds, losses that can be compared."""
+"""A small training at level 1 for cluster tests: steps of a few milliseconds, losses that can be compared.
+
+A worker computes for ever while there is a file $BUSY/GENERATION-NODE of its own.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import torch
 
@@ -20,7 +24,10 @@ def main() -> None:
     inputs = torch.randn(4096, 16, generator=torch.Generator().manual_seed(1))
     targets = inputs.sum(1, keepdim=True).sin()
     run.restore(model=net, optimizer=optimizer)
+    busy = Path(os.environ["BUSY"]) / f"{os.environ['SLURM_ELASTIC_GENERATION']}-{os.environ['SLURM_ELASTIC_NODE']}"
     for batch in run.steps(run.data(len(inputs), steps=int(os.environ["STEPS"]))):
+        while busy.exists():
+            time.sleep(0.01)
         for micro in batch.micro_batches():
             micro.backward(torch.nn.functional.mse_loss(net(inputs[micro.indices]), targets[micro.indices]))
         optimizer.step()

@@ -12,10 +12,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from wire_rig import Remembering, ServerThread
 
+from slurm_elastic.agent import keeper as keeper_module
+from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.wire import messages as m
 from slurm_elastic.wire.server import Link
 
@@ -61,9 +64,9 @@ class Keeping:
         path.write_text(LISTEN.format(told=str(self._fifo)) + textwrap.dedent(text))
         return str(path)
 
-    def start(self, agent: str, supervisor: str) -> subprocess.Popen[bytes]:
+    def start(self, agent: str, supervisor: str, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
         scripts = (self.script("agent.py", agent), self.script("supervisor.py", supervisor))
-        self.process = subprocess.Popen((sys.executable, "-c", KEEPER, *scripts))
+        self.process = subprocess.Popen((sys.executable, "-c", KEEPER, *scripts), stderr=output)
         return self.process
 
     def hear(self) -> str:
@@ -151,6 +154,44 @@ def test_children_die_with_the_keeper(keeping: Keeping) -> None:
 
 def test_a_users_mistake_is_not_tried_again(keeping: Keeping) -> None:
     assert keeping.start(IDLE, "sys.exit(2)").wait(8) == 2
+
+
+def test_a_full_disk_under_the_jobs_output_ends_nothing(keeping: Keeping) -> None:
+    with Path("/dev/full").open("wb") as full:
+        keeping.start(IDLE, "say('supervisor'); sys.exit(1)", output=full)
+        assert [keeping.hear(), keeping.hear()] == ["supervisor", "supervisor"]
+
+
+def test_a_child_that_cannot_be_started_for_long_ends_the_job_and_says_what_to_look_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keeper_module, "_HOPELESS_S", 0.3)
+    monkeypatch.setattr(keeper_module, "_LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda how, signals: None)
+    absent = keeper_module.Child("agent", (str(tmp_path / "gone"),), lambda: None)
+
+    assert keeper_module.Keeper(absent).run() == 1
+    said = capfd.readouterr().err
+    assert "cannot be started: No such file" in said
+    assert "whether its directory can be written" in said
+
+
+@pytest.mark.parametrize(("setting", "code"), [("missing", 1), ("fault", 2)])
+def test_a_file_system_that_fails_may_come_back_and_a_mistake_does_not(tmp_path: Path, setting: str, code: int) -> None:
+    run = RunDirectory(tmp_path / "run")
+    if setting == "fault":
+        run.create()
+        run.config.write_text("run: {name: [}")
+    for part in ("supervisor", "agent"):
+        role = ("--role", "base") if part == "agent" else ()
+        done = subprocess.run(
+            (sys.executable, "-m", f"slurm_elastic.{part}", "--run-dir", str(run.path), *role),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
 
 
 def test_a_whole_companion_lives_and_is_released(rig: ServerThread, environ: dict[str, str], tmp_path: Path) -> None:

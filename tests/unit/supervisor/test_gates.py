@@ -16,7 +16,7 @@ MEMBERS = (Member(node="n2", job_id=1), Member(node="n1", job_id=1), Member(node
 def test_ranks_follow_the_order_of_the_members() -> None:
     plan = make_plan(3, MEMBERS, worker_hello(3, "n2"), per_node=2, resume=("step-00000010", 10))
 
-    told = gates(plan, epoch=5)
+    told = dict(gates(plan, epoch=5))
 
     ranks = {place: (gate.global_rank, gate.node_rank, gate.local_rank) for place, gate in told.items()}
     assert ranks == {

@@ -20,9 +20,26 @@ from slurm_elastic.machine.events import (
 from slurm_elastic.slurm.api import BatchRequest
 from slurm_elastic.supervisor import companions as companions_module
 from slurm_elastic.supervisor.address import choose_address
+from slurm_elastic.supervisor.clock import SteadyClock
 from slurm_elastic.supervisor.companions import Companions
 from slurm_elastic.supervisor.crew import Crew
 from slurm_elastic.supervisor.limits import MARGIN_S, TimeLimits
+
+
+@pytest.mark.parametrize("jump_s", [300.0, -300.0])
+def test_a_clock_that_is_set_fires_no_timeout_and_is_followed_in_time(jump_s: float) -> None:
+    true, off = 1000.0, 0.0
+    clock = SteadyClock(wall=lambda: true + off, monotonic=lambda: true - 900.0)
+    assert clock() == 1000.0
+    off = jump_s
+    true += 10.0
+    assert abs(clock() - 1010.0) <= 5.0
+    for _ in range(600):
+        before = clock()
+        true += 1.0
+        assert 0.5 <= clock() - before <= 1.5
+
+    assert clock() == pytest.approx(true + off)
 
 
 def test_the_named_interface_decides() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import resource
 import secrets
 import socket
+import weakref
 
 import pytest
 from wire_rig import Remembering, ServerThread, agent_hello, worker_hello
@@ -224,3 +226,23 @@ def test_a_thousand_peers_at_once_are_fine() -> None:
 
     assert asyncio.run(crowd()) == 1000
     assert handler.arrivals.qsize() == 1000
+
+
+def test_a_link_that_ended_leaves_its_memory_without_the_collector() -> None:
+    """Ten thousand workers reconnect at once: with a cycle in each the collector would hold the loop up."""
+
+    async def come_and_go() -> None:
+        handler = Remembering()
+        server = await WireServer.start("127.0.0.1", TOKEN, handler)
+        await send_authenticated(server, b"", hello=encode(worker_hello()))
+        gone = weakref.ref(handler.links.pop())
+        async with asyncio.timeout(10):
+            while gone() is not None:
+                await asyncio.sleep(0.01)
+        await server.close()
+
+    gc.disable()
+    try:
+        asyncio.run(come_and_go())
+    finally:
+        gc.enable()
