@@ -31,7 +31,10 @@ def show(planned: Planned, bandwidth: float) -> None:
         click.echo(f"and {len(rows) - len(shown)} more with less to move")
     links = _links(planned.outline)
     if links:
-        as_table(("node link", "in", "out"), [(node, format_size(a), format_size(b)) for node, a, b in links])
+        most = links if len(links) <= MOST_ROWS else sorted(links, key=lambda link: -max(link[1:]))[:MOST_ROWS]
+        as_table(("node link", "in", "out"), [(node, format_size(a), format_size(b)) for node, a, b in most])
+        if len(links) > len(most):
+            click.echo(f"and {len(links) - len(most)} more with less traffic")
     for line in _sums(planned, links, rows, bandwidth):
         click.echo(line)
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from slurm_elastic.migrate.boxes import Ints
 from slurm_elastic.migrate.problem import Key
 from slurm_elastic.migrate.score import fewest, values
+from slurm_elastic.migrate.slots import filled_nodes, good_maps
 from slurm_elastic.migrate.stock import Stock, members
 
 LARGEST_PROGRAM = 4_096  # choices of a rank class and a host class
@@ -24,21 +25,18 @@ MOST_NODES = 20_000  # of the solver's search tree: a limit that is the same on 
 
 def best_places(s: Stock, keys: tuple[Key, ...]) -> tuple[Ints, bool]:
     """(device per rank, whether it is proven to be the best)."""
-    from slurm_elastic.migrate.slots import whole_nodes
-
-    whole = whole_nodes(s, keys)
-    if whole is not None and whole[1]:
-        return whole
+    exact = filled_nodes(s, keys)
+    if exact is not None:
+        return exact, True
+    maps = []
     program = Program(s, keys)
     if program.rows * program.columns <= LARGEST_PROGRAM:
         solved = program.solve()
-        if solved is not None and (solved[1] or whole is None):
+        if solved is not None and solved[1]:
             return solved
-    if whole is not None:
-        return whole
-    from slurm_elastic.migrate.slots import chosen_nodes
-
-    return chosen_nodes(s, keys), False
+        maps += [solved[0]] if solved is not None else []
+    maps += good_maps(s, keys)
+    return min(maps, key=lambda host: values(s, host, keys)), False
 
 
 @dataclass
