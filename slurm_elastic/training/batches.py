@@ -104,9 +104,11 @@ class Batch:
             self.commit()
             return False
         self.is_lost = not self.is_committed and self._survives(error)
-        if self.is_lost:
-            self._modules = ()  # they must be gone before their process groups are
         return self.is_lost
+
+    def let_go(self) -> None:
+        """Refer to no module any more."""
+        self._modules = ()
 
     @property
     def size(self) -> int:

@@ -42,7 +42,7 @@ class Terms:
     seed: int
     device: torch.device
     backend: str
-    patience_s: float
+    patience_s: float = 60.0
 
 
 class Current:
