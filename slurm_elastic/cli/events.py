@@ -20,8 +20,8 @@ LOOK_AGAIN_S = 0.5
 KINDS = (
     "transition", "checkpoint", "launching", "notice", "job_submitted", "job_joined", "job_silent", "job_back",
     "job_suspended", "job_resumed", "job_gone", "worker_failed", "worker_lost", "companion_refused", "slurm_silent",
-    "slurm_answers", "scale_requested", "stop_requested", "supervisor_started", "requeued", "warning", "finished",
-    "stopped", "failed",
+    "slurm_answers", "scale_requested", "stop_requested", "stayed", "supervisor_started", "requeued", "warning",
+    "finished", "stopped", "failed",
 )  # fmt: skip
 
 

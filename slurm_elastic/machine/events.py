@@ -124,6 +124,13 @@ class WorkerLost(Fact, frozen=True, kw_only=True, tag="worker_lost"):
     reason: str
 
 
+class WorkersStayed(Fact, frozen=True, kw_only=True, tag="workers_stayed"):
+    """The workers of `generation` were to drain, could not save, and did not have to leave: they train on."""
+
+    generation: int
+    reason: str
+
+
 class NodeProbed(Fact, frozen=True, kw_only=True, tag="node_probed"):
     """A suspect node was asked to run a trivial step."""
 
@@ -180,6 +187,7 @@ Event = (
     | NodeReady
     | NodeEnded
     | WorkerLost
+    | WorkersStayed
     | NodeProbed
     | GenerationStepping
     | CheckpointCommitted

@@ -19,7 +19,7 @@ def plan(turn: Turn) -> None:
         _plan_after_the_end(turn)
     elif leaving_members(state):
         _plan_without_the_leaving(turn)
-    elif 0 < state.wanted_nodes < len(state.members):
+    elif 0 < state.wanted_nodes < len(state.members) and turn.now >= state.hold_until:
         members = usable(state)[: state.policy.size_for(min(len(usable(state)), state.wanted_nodes))]
         if members:
             launch(turn, members, f"asked for {state.wanted_nodes} nodes", planned=True, chosen=True)

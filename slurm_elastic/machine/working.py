@@ -146,6 +146,7 @@ def record(turn: Turn, live: Generation, stall_s: float = 0.0, steps_lost: int =
 
 
 def checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
+    turn.change(hold_until=0.0)
     if event.save_s > 0:
         turn.change(save_s=max(event.save_s, 0.7 * (turn.state.save_s or 0.0)))
     if event.step > turn.state.best_step:

@@ -33,6 +33,8 @@ class Desk(Protocol):
 
     def save_failed(self, failed: m.SaveFailed) -> None: ...
 
+    def stayed(self, stayed: m.Stayed) -> None: ...
+
     def warned(self, who: str, text: str) -> None: ...
 
 
@@ -88,6 +90,8 @@ class Roster:
                 self.desk.save_failed(message)
             case m.Leaving():
                 self.workers.leaving(link, message.why)
+            case m.Stayed():
+                self.desk.stayed(message)
             case m.Warned():
                 self.desk.warned(_name(link), message.text)
             case m.WorkerNotice():

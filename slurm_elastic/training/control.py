@@ -30,12 +30,16 @@ FENCED_EXIT = 70
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Stop at the next boundary that all ranks agree on. `deadline`: Unix seconds; None: unknown."""
+    """Stop at the next boundary that all ranks agree on. `deadline`: Unix seconds; None: unknown.
+
+    `may_stay`: train on where the state cannot be saved.
+    """
 
     reason: str
     save: bool = True
     deadline: float | None = None
     why: str = "drained"
+    may_stay: bool = False
 
 
 class Control(Protocol):
@@ -43,7 +47,11 @@ class Control(Protocol):
 
     @property
     def order(self) -> Order | None:
-        """The newest order, None while there is none. Once set it never goes away; its deadline may change."""
+        """The newest order, None while there is none. Its deadline may change."""
+        ...
+
+    def forget(self, order: Order | None) -> None:
+        """This order, if it is still the newest, is over."""
         ...
 
     def note_step(self, step: int) -> None: ...
@@ -70,6 +78,10 @@ class Alone:
     @property
     def order(self) -> Order | None:
         return self._order
+
+    def forget(self, order: Order | None) -> None:
+        if self._order is order:
+            self._order = None
 
     def stop(self, reason: str) -> None:
         self._order = self._order or Order(reason, why="stopped")
@@ -145,6 +157,10 @@ class Supervised:
     def order(self) -> Order | None:
         return self._order
 
+    def forget(self, order: Order | None) -> None:
+        if self._order is order:
+            self._order = None
+
     def note_step(self, step: int) -> None:
         self._step = step
 
@@ -194,7 +210,7 @@ class Supervised:
                 case Connected():
                     self._connected.set()
                 case m.Drain() if arrival.generation == self._run.generation:
-                    self._order = Order(arrival.reason, arrival.save, arrival.deadline, arrival.why)
+                    self._order = Order(arrival.reason, arrival.save, arrival.deadline, arrival.why, arrival.may_stay)
                 case m.Published():
                     with self._changed:
                         self._verdicts[arrival.step] = arrival

@@ -21,6 +21,7 @@ class Stop:
     save: bool
     left_s: float
     need_s: float  # what a save is expected to take, with reserve; 0: not known
+    may_stay: bool = False
 
     @property
     def fits(self) -> bool:
@@ -36,9 +37,9 @@ def agree_on_stop(agreement: Agreement, order: Order | None, need_s: float, now:
 
 def _row(order: Order | None, need_s: float, now: float) -> list[float]:
     if order is None:
-        return [0.0, 0.0, 0.0, math.inf, need_s, now]
+        return [0.0, 0.0, 0.0, math.inf, need_s, now, 0.0]
     deadline = math.inf if order.deadline is None else order.deadline
-    return [1.0, float(order.why == "stopped"), float(order.save), deadline, need_s, now]
+    return [1.0, float(order.why == "stopped"), float(order.save), deadline, need_s, now, float(order.may_stay)]
 
 
 def _merged(rows: Sequence[Sequence[float]], reason: str) -> Stop:
@@ -50,4 +51,5 @@ def _merged(rows: Sequence[Sequence[float]], reason: str) -> Stop:
         save=all(row[2] for row in told),
         left_s=min((row[3] for row in told), default=math.inf) - now,
         need_s=need_s,
+        may_stay=all(row[6] for row in told),
     )

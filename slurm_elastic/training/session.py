@@ -23,17 +23,18 @@ from slurm_elastic.training.data import Line
 from slurm_elastic.training.loader import Data, plan_for
 from slurm_elastic.training.objects import Objects
 from slurm_elastic.training.opening import Parts, open_parts
-from slurm_elastic.training.orders import agree_on_stop
+from slurm_elastic.training.orders import Stop, agree_on_stop
 from slurm_elastic.training.pulse import Done, LossCopy, Pulse, Verdict
 from slurm_elastic.training.schedule import Schedule, rate_of
 from slurm_elastic.training.settings import Overrides
 from slurm_elastic.training.world import average_gradients
-from slurm_elastic.wire.messages import Leaving, Warned
+from slurm_elastic.wire.messages import Leaving, Stayed, Warned
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 10.0  # for the last reports to reach the supervisor
 LAST_LOSS_S = 5.0  # for the other ranks' part of the last step's loss, when a script leaves its loop by itself
+SAVE_AGAIN_S = 1.0  # after a save before a forced stop has failed
 LAST_SAVE_S = 1200.0  # at most, for the last checkpoint to become public; gloo waits for 1800 s
 
 _current: ContextVar[Session | None] = ContextVar("slurm_elastic_session", default=None)
@@ -298,25 +299,48 @@ class Session:
         verdict |= self._pulse.finish()
         self._flush_ledger()
         if verdict.drain:
-            self._drain()
-        else:
-            self._save(0.0)
-        return verdict.drain
+            return self._drain()
+        self._save(0.0)
+        return False
 
-    def _drain(self) -> None:
-        parts = self._parts
-        stop = agree_on_stop(parts.world.agreement, parts.control.order, parts.saver.need_s(), time.time())
+    def _drain(self) -> bool:
+        """True: all ranks leave. False: the state cannot be saved, nobody takes the nodes, so they train on."""
+        parts, order = self._parts, self._parts.control.order
+        stop = agree_on_stop(parts.world.agreement, order, parts.saver.need_s(), time.time())
         log.info("stopping after step %d: %s", self.step, stop.reason)
-        if stop.save and stop.fits:
-            self._save(max(1.0, min(parts.settings.drain_s, stop.left_s)))
-        elif stop.save and self.global_rank == 0:
-            parts.control.send(
-                Warned(
-                    text=f"no save at step {self.step}: it needs {stop.need_s:.1f} s, {stop.left_s:.1f} s are left; "
-                    f"work since step {parts.saver.saved_step} is lost"
-                )
-            )
+        if not stop.save or (stop.fits and self._save_to_leave(stop)):
+            self._leave(stop.why)
+            return True
+        late = f"it needs {stop.need_s:.1f} s, {stop.left_s:.1f} s are left"
+        problem = parts.saver.problem if stop.fits else late
+        if stop.may_stay:
+            log.warning("training on after step %d: %s", self.step, problem)
+            parts.control.forget(order)
+            self._verdict = Verdict()
+            if self.global_rank == 0:
+                parts.control.send(Stayed(generation=self.generation, reason=f"no save at step {self.step}: {problem}"))
+            return False
+        if self.global_rank == 0:
+            lost = f"work since step {parts.saver.saved_step} is lost"
+            parts.control.send(Warned(text=f"no save at step {self.step}: {problem}; {lost}"))
         self._leave(stop.why)
+        return True
+
+    def _save_to_leave(self, stop: Stop) -> bool:
+        """Until the state is public, as often as the time allows where staying is no choice. All ranks alike."""
+        parts = self._parts
+        end = time.monotonic() + min(parts.settings.drain_s, stop.left_s)
+        while True:
+            left_s = max(1.0, end - time.monotonic())
+            self._save(left_s)
+            failed = bool(parts.saver.confirm(left_s))
+            again = not stop.may_stay and end - time.monotonic() >= stop.need_s + 2 * SAVE_AGAIN_S
+            rows = parts.world.agreement.exchange([float(failed), float(again)])
+            if not any(row[0] for row in rows):
+                return True
+            if not rows[0][1]:
+                return False
+            time.sleep(SAVE_AGAIN_S)
 
     def _finish(self) -> None:
         """A run that is finished is never run again: so it is not before its last state is public.

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 Hello = m.AgentHello | m.WorkerHello
 FromAgent = m.AgentNotice | m.StepEnded | m.ProbeAnswer | m.Warned | m.Beat
-FromWorker = m.Steps | m.Saved | m.SaveFailed | m.Leaving | m.Warned | m.WorkerNotice | m.Beat
+FromWorker = m.Steps | m.Saved | m.SaveFailed | m.Leaving | m.Stayed | m.Warned | m.WorkerNotice | m.Beat
 FromSupervisor = (
     m.Launch | m.Kill | m.Probe | m.Release | m.Gate | m.Drain | m.Published | m.Fenced | m.Welcome | m.Refused | m.Beat
 )

@@ -123,6 +123,13 @@ class Leaving(Message, frozen=True, kw_only=True, tag="leaving"):
     step: int
 
 
+class Stayed(Message, frozen=True, kw_only=True, tag="stayed"):
+    """Global rank 0, after a Drain with `may_stay`: the state could not be saved, so all ranks train on."""
+
+    generation: int
+    reason: str
+
+
 class Warned(Message, frozen=True, kw_only=True, tag="warned"):
     """Something the user should see in `status` (a replaced signal handler, a skipped save, ...)."""
 
@@ -192,7 +199,10 @@ class Gate(Message, frozen=True, kw_only=True, tag="gate"):
 
 
 class Drain(Message, frozen=True, kw_only=True, tag="drain"):
-    """Agree on a boundary, stop there, save if `save`, send Leaving and exit 0."""
+    """Agree on a boundary, stop there, save if `save`, send Leaving and exit 0.
+
+    `may_stay`: where the save fails, train on and send Stayed; this order is over then.
+    """
 
     epoch: int
     generation: int
@@ -200,6 +210,7 @@ class Drain(Message, frozen=True, kw_only=True, tag="drain"):
     save: bool = True
     deadline: float | None = None
     why: str = "drained"  # what to say in Leaving: "drained" or "stopped"
+    may_stay: bool = False
 
 
 class Published(Message, frozen=True, kw_only=True, tag="published"):
@@ -251,6 +262,7 @@ AnyMessage = (
     | Saved
     | SaveFailed
     | Leaving
+    | Stayed
     | Warned
     | WorkerNotice
     | Launch

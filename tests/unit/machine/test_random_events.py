@@ -61,6 +61,7 @@ EVENTS = st.one_of(
         said=st.sampled_from(["", "drained"]),
     ),
     st.builds(e.WorkerLost, generation=GENERATIONS, node=NODES, reason=st.just("frozen")),
+    st.builds(e.WorkersStayed, generation=GENERATIONS, reason=st.just("disk full")),
     st.builds(e.NodeProbed, node=NODES, ok=st.booleans()),
     st.builds(e.GenerationStepping, generation=GENERATIONS, step=st.integers(1, 9), stall_s=st.floats(0, 9)),
     st.builds(e.CheckpointCommitted, generation=GENERATIONS, step=st.integers(1, 9), save_s=st.floats(0, 9)),
