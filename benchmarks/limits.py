@@ -20,5 +20,10 @@ def split_cpus() -> tuple[list[int], list[int]]:
     return cpus[:1], cpus[1:] or cpus[:1]
 
 
+def stand_alone() -> None:
+    """A session of its own: Linux may share processors by session, and the real ones are on nodes of their own."""
+    os.setsid()
+
+
 def pin(cpus: Sequence[int]) -> None:
     os.sched_setaffinity(0, cpus)

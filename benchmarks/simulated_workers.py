@@ -18,7 +18,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.limits import pin, raise_descriptors
+from benchmarks.limits import pin, raise_descriptors, stand_alone
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.wire import auth
 from slurm_elastic.wire import messages as m
@@ -207,6 +207,7 @@ class Crowd:
 
 def live(run_dir: Path, seats: Sequence[Seat], signs: Signs, cpus: Sequence[int]) -> None:
     """The whole life of a process with these workers."""
+    stand_alone()
     raise_descriptors()
     pin(cpus)
 

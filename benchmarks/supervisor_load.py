@@ -27,7 +27,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from benchmarks import simulated_workers
-from benchmarks.limits import pin, raise_descriptors, split_cpus
+from benchmarks.limits import pin, raise_descriptors, split_cpus, stand_alone
 from benchmarks.load_figures import Found, Sample, found, starved_s, table, usage
 from benchmarks.simulated_workers import Seat, Signs
 from slurm_elastic.config_model import Base, Control, Elastic, Run, RunConfig
@@ -55,6 +55,7 @@ TARGET_QUERIES = 4.0
 
 def be_supervisor(run_dir: Path, config: RunConfig, nodes: tuple[str, ...], pipe: Connection, cpus: list[int]) -> None:
     """Supervise until something comes through `pipe`; then send the probe's samples back."""
+    stand_alone()
     raise_descriptors()
     pin(cpus)
     run = RunDirectory(run_dir)

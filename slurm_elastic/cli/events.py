@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 LOOK_AGAIN_S = 0.5
 KINDS = (
     "transition", "checkpoint", "launching", "regrouping", "notice", "job_submitted", "job_joined", "job_silent",
-    "job_back", "job_suspended", "job_resumed", "job_gone", "worker_failed", "worker_lost", "companion_refused", "slurm_silent",
-    "slurm_answers", "scale_requested", "stop_requested", "supervisor_started", "requeued", "warning", "finished",
-    "stopped", "failed",
+    "job_back", "job_suspended", "job_resumed", "job_gone", "worker_failed", "worker_lost", "companion_refused",
+    "slurm_silent", "slurm_answers", "scale_requested", "stop_requested", "stayed", "supervisor_started", "requeued",
+    "warning", "finished", "stopped", "failed",
 )  # fmt: skip
 
 

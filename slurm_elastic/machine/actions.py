@@ -69,12 +69,16 @@ class Regroup(Order, frozen=True, kw_only=True, tag="regroup"):
 
 
 class DrainWorkers(Order, frozen=True, kw_only=True, tag="drain_workers"):
-    """Ask the workers of `generation` to agree on a boundary, stop there, save if told to, and exit."""
+    """Ask the workers of `generation` to agree on a boundary, stop there, save if told to, and exit.
+
+    `may_stay`: nobody takes the nodes: where the save fails they train on, and WorkersStayed is told.
+    """
 
     generation: int
     reason: str
     save: bool = True
     deadline: float | None = None
+    may_stay: bool = False
 
 
 class KillWorkers(Order, frozen=True, kw_only=True, tag="kill_workers"):

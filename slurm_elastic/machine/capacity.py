@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from msgspec.structs import replace
 
 from slurm_elastic.machine.actions import CancelJob, KillWorkers, ProbeNode, ReleaseAllocation, SubmitCompanion
-from slurm_elastic.machine.nodes import is_sound, ours, parked
+from slurm_elastic.machine.nodes import Ours, busy_nodes, is_sound, ours, parked
 from slurm_elastic.machine.state import Allocation, State, Submission
 from slurm_elastic.machine.turn import Turn
 
@@ -14,18 +16,18 @@ HOPELESS_TRIES = 3
 
 def tend(turn: Turn) -> None:
     """All rules about allocations, in the order in which one makes room for the next."""
+    current = ours(turn.state)
     for allocation in turn.state.allocations:
-        _end_leftovers(turn, allocation)
+        _end_leftovers(turn, allocation, current)
         if allocation.role != "base":
-            _give_back(turn, allocation)
+            _give_back(turn, allocation, current)
     _release_surplus(turn)
     _probe(turn)
     _submit(turn)
 
 
-def _end_leftovers(turn: Turn, allocation: Allocation) -> None:
+def _end_leftovers(turn: Turn, allocation: Allocation, current: Ours) -> None:
     """Workers of a generation that is over must end before their node is used; they are told again until they do."""
-    current = ours(turn.state)
     old = tuple(step for step in allocation.steps if not current.has(step))
     if not old or allocation.contact != "joined" or allocation.suspended or allocation.released_at is not None:
         return
@@ -43,7 +45,7 @@ def _end_leftovers(turn: Turn, allocation: Allocation) -> None:
     turn.change_allocation(allocation.job_id, killed_at=turn.now, kills=allocation.kills + 1)
 
 
-def _give_back(turn: Turn, allocation: Allocation) -> None:
+def _give_back(turn: Turn, allocation: Allocation, current: Ours) -> None:
     if allocation.released_at is not None:
         if turn.now >= allocation.released_at + turn.policy.order_timeout:
             _cancel(turn, allocation, "it should have ended by now")
@@ -51,12 +53,11 @@ def _give_back(turn: Turn, allocation: Allocation) -> None:
         since = max(allocation.silent_since or turn.now, allocation.rejoin_by or 0.0)
         if turn.now >= since + turn.policy.rejoin_window:
             _cancel(turn, allocation, f"its agent is silent for {turn.now - since:.0f} s")
-    elif allocation.contact == "joined" and allocation.leaving and not _works(turn.state, allocation):
+    elif allocation.contact == "joined" and allocation.leaving and not _works(allocation, current):
         _release(turn, allocation, f"given back early ({allocation.notice})")
 
 
-def _works(state: State, allocation: Allocation) -> bool:
-    current = ours(state)
+def _works(allocation: Allocation, current: Ours) -> bool:
     return any(current.has(step) for step in allocation.steps)
 
 
@@ -92,7 +93,7 @@ def _release_surplus(turn: Turn) -> None:
         turn.change(surplus_since=turn.now)
     since = turn.state.surplus_since
     ripe = since is not None and (state.wanted is not None or turn.now >= since + patience)
-    newest_first = reversed(state.allocations)
+    newest_first, busy = reversed(state.allocations), busy_nodes(state)
     for allocation in sorted(newest_first, key=lambda a: a.contact != "pending"):  # those that only wait go first
         if allocation.role == "base" or allocation.released_at is not None or allocation.leaving:
             continue
@@ -100,7 +101,7 @@ def _release_surplus(turn: Turn) -> None:
         if allocation.contact == "pending" and nodes <= excess:
             _cancel(turn, allocation, "no longer wanted")
             excess -= nodes
-        elif _is_idle(state, allocation):
+        elif _is_idle(state, allocation, busy):
             if ripe and nodes <= excess:
                 _release(turn, allocation, "more nodes than wanted")
                 excess -= nodes
@@ -108,9 +109,9 @@ def _release_surplus(turn: Turn) -> None:
                 _release(turn, allocation, "growth is snoozed; others may use it meanwhile")
 
 
-def _is_idle(state: State, allocation: Allocation) -> bool:
+def _is_idle(state: State, allocation: Allocation, busy: Set[str]) -> bool:
     settled = state.live is not None and state.live.well and state.next is None
-    return settled and is_sound(allocation) and len(parked(state, allocation)) == len(allocation.nodes)
+    return settled and is_sound(allocation) and len(parked(state, allocation, busy)) == len(allocation.nodes)
 
 
 def _sleeps_long(state: State, allocation: Allocation, now: float, patience: float) -> bool:
@@ -120,14 +121,14 @@ def _sleeps_long(state: State, allocation: Allocation, now: float, patience: flo
 
 def _probe(turn: Turn) -> None:
     """Ask suspect nodes to prove themselves; a companion that cannot is given back."""
-    kept = []
+    kept, current = [], ours(turn.state)
     for suspect in turn.state.suspects:
         allocation = turn.state.allocation(suspect.job_id)
         if allocation is None or suspect.node not in allocation.nodes:
             continue
         asked = suspect.asked_at is not None and turn.now < suspect.asked_at + turn.policy.probe_timeout
         if is_sound(allocation) and not asked and turn.now >= suspect.not_before:
-            if suspect.tries >= HOPELESS_TRIES and allocation.role != "base" and not _works(turn.state, allocation):
+            if suspect.tries >= HOPELESS_TRIES and allocation.role != "base" and not _works(allocation, current):
                 _release(turn, allocation, f"{suspect.node} does not work: {suspect.reason}")
             else:
                 turn.order(ProbeNode(job_id=suspect.job_id, node=suspect.node))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_elastic.machine.actions import Stop
 from slurm_elastic.machine.nodes import still_running
 from slurm_elastic.machine.state import Allocation, State
-from slurm_elastic.machine.transitions import abandon_next, drain
+from slurm_elastic.machine.transitions import abandon_next, drain, is_taken
 from slurm_elastic.machine.turn import Turn
 
 
@@ -27,7 +27,8 @@ def end(turn: Turn) -> None:
         turn.change(phase="stopped", reason=reason)
         turn.order(stop_order(turn.state))
         return
-    if state.live.well and still_running(state, state.live, turn.now):
+    held = turn.now < state.hold_until and not is_taken(state)
+    if state.live.well and not held and still_running(state, state.live, turn.now):
         base = _base(state)
         drain(turn, state.ending, base.deadline if base is not None else None)
 

@@ -147,6 +147,13 @@ class RegroupFailed(Fact, frozen=True, kw_only=True, tag="regroup_failed"):
     reason: str
 
 
+class WorkersStayed(Fact, frozen=True, kw_only=True, tag="workers_stayed"):
+    """The workers of `generation` were to drain, could not save, and did not have to leave: they train on."""
+
+    generation: int
+    reason: str
+
+
 class GenerationStumbled(Fact, frozen=True, kw_only=True, tag="generation_stumbled"):
     """A collective of `generation` (or of the regroup into it) failed; its workers wait for what they are told."""
 
@@ -214,6 +221,7 @@ Event = (
     | GenerationRegrouped
     | RegroupFailed
     | GenerationStumbled
+    | WorkersStayed
     | NodeProbed
     | GenerationStepping
     | CheckpointCommitted

@@ -34,7 +34,7 @@ def may_grow(state: State, members: tuple[Member, ...], now: float) -> bool:
     live = state.live
     if live is None or not has_settled(state, now):
         return False
-    if not _is_whole(state, members, now):
+    if now < state.hold_until or not _is_whole(state, members, now):
         return False
     if state.asked:
         return True

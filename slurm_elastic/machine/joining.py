@@ -19,6 +19,7 @@ from slurm_elastic.machine.events import AgentJoined, AgentLost, StepHeld, Super
 from slurm_elastic.machine.nodes import earliest_deadline
 from slurm_elastic.machine.regrouping import regroup_order
 from slurm_elastic.machine.state import Allocation, Vanished
+from slurm_elastic.machine.transitions import is_taken
 from slurm_elastic.machine.turn import Turn
 
 LATE_END_S = 3.0  # how long the message about an ended step may come after its agent
@@ -172,9 +173,9 @@ def _account_for_live(turn: Turn, known: Allocation, event: AgentJoined) -> None
     )
     turn.change_live(vanished=tuple(v for v in live.vanished if v.node not in held) + missing)
     if live.drain_at is not None and live.killed_at is None and live.drain_at < turn.state.started_at and held:
-        turn.order(
-            DrainWorkers(generation=live.number, reason=turn.state.cause, deadline=earliest_deadline(turn.state))
-        )
+        deadline = earliest_deadline(turn.state)
+        may_stay = deadline is None and not is_taken(turn.state)
+        turn.order(DrainWorkers(generation=live.number, reason=turn.state.cause, deadline=deadline, may_stay=may_stay))
 
 
 def _launch_again(turn: Turn, event: AgentJoined) -> None:

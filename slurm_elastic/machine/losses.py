@@ -45,7 +45,9 @@ def losses_of(
 
 
 def kill_what_does_not_end(turn: Turn) -> None:
-    """A drain has a limit, and so has the time that the last workers may take when the others have finished."""
+    """A drain has a limit. Workers that go on when others have ended with exit code 0 have none here: one rank may
+    evaluate or export for an hour; one that hangs in a collective is ended by its process group's own time-out.
+    """
     live = turn.state.live
     if live is None or live.killed_at is not None:
         return

@@ -133,9 +133,13 @@ def earliest_deadline(state: State) -> float | None:
     return min(deadlines, default=None)
 
 
-def parked(state: State, allocation: Allocation) -> tuple[str, ...]:
-    """Its nodes that are there and do nothing."""
+def busy_nodes(state: State) -> frozenset[str]:
+    """Nodes with workers that have something to do."""
+    return frozenset(member.node for g in (state.live, state.next) if g is not None for member in g.everyone)
+
+
+def parked(state: State, allocation: Allocation, busy: Set[str]) -> tuple[str, ...]:
+    """Its nodes that are there and are not `busy`."""
     if allocation.contact != "joined" or not trains(state, allocation):
         return ()
-    busy = {member.node for g in (state.live, state.next) if g is not None for member in g.everyone}
     return tuple(node for node in allocation.nodes if node not in busy)

@@ -22,7 +22,7 @@ def plan(turn: Turn) -> None:
         return
     elif leaving_members(state):
         _plan_without_the_leaving(turn)
-    elif 0 < state.wanted_nodes < len(state.members):
+    elif 0 < state.wanted_nodes < len(state.members) and turn.now >= state.hold_until:
         there = available(state)
         members = there[: state.policy.size_for(min(len(there), state.wanted_nodes))]
         if members:

@@ -173,6 +173,7 @@ class State(Value, frozen=True, kw_only=True):
     ending: str = ""  # reason why the run saves and stops
     stop_asked: bool = False  # by the user
     chosen_at: float | None = None  # last transition that we chose
+    hold_until: float = 0.0  # no transition that we choose before this: the last one could not save
     parked_since: float | None = None
     surplus_since: float | None = None
     lost_at: float | None = None

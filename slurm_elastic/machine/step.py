@@ -37,6 +37,7 @@ from slurm_elastic.machine.events import (
     SupervisorStarted,
     TimePassed,
     WorkerLost,
+    WorkersStayed,
 )
 from slurm_elastic.machine.growth import grow
 from slurm_elastic.machine.losses import kill_what_does_not_end, kill_what_lost_a_member
@@ -48,6 +49,7 @@ from slurm_elastic.machine.transitions import (
     open_gate,
     pause_for_want_of_nodes,
     retire_live,
+    workers_stayed,
 )
 from slurm_elastic.machine.turn import Turn
 
@@ -132,6 +134,8 @@ def take_in(turn: Turn, event: Event) -> None:
             working.regroup_failed(turn, event)
         case GenerationStumbled():
             working.stumbled(turn, event)
+        case WorkersStayed():
+            workers_stayed(turn, event)
         case NodeProbed():
             working.node_probed(turn, event)
         case GenerationStepping():
@@ -141,7 +145,8 @@ def take_in(turn: Turn, event: Event) -> None:
         case ScaleRequested():
             _scale(turn, event)
         case StopRequested():
-            turn.change(ending=turn.state.ending or event.reason or "asked by the user", stop_asked=True)
+            ending = turn.state.ending or event.reason or "asked by the user"
+            turn.change(ending=ending, stop_asked=True, hold_until=0.0)
         case TimePassed():
             pass
         case _:
@@ -151,7 +156,7 @@ def take_in(turn: Turn, event: Event) -> None:
 def _scale(turn: Turn, event: ScaleRequested) -> None:
     policy = turn.policy
     wanted = None if event.nodes is None else max(policy.min_nodes, min(policy.max_nodes, event.nodes))
-    turn.change(wanted=wanted, asked=True, submit_blocked="", submit_until=0.0, grow_until=0.0)
+    turn.change(wanted=wanted, asked=True, submit_blocked="", submit_until=0.0, grow_until=0.0, hold_until=0.0)
     if event.nodes is not None and turn.state.wanted_nodes != event.nodes:
         sizes = ", ".join(str(size) for size in policy.allowed_nodes)
         turn.change(reason=f"asked for {event.nodes} nodes, takes {turn.state.wanted_nodes}: allowed are {sizes}")

@@ -17,7 +17,7 @@ from slurm_elastic.machine.actions import (
     OpenGate,
     RecordTransition,
 )
-from slurm_elastic.machine.events import StepHeld
+from slurm_elastic.machine.events import StepHeld, WorkersStayed
 from slurm_elastic.machine.losses import count_failure, snooze_growth
 from slurm_elastic.machine.nodes import (
     candidates,
@@ -31,6 +31,7 @@ from slurm_elastic.machine.turn import Turn
 from slurm_elastic.machine.working import record
 
 LEAVE_MARGIN_S = 6.0  # to agree on a boundary, end the steps and give the node back, also on a busy node
+HOLD_S = 60.0  # after a drain that could not save, before the next that we choose
 SETTLED_S = 30.0  # a generation of a script that reports no steps counts as trained after this
 
 
@@ -145,10 +146,27 @@ def drain(turn: Turn, reason: str, deadline: float | None = None) -> None:
     known = [d for d in (deadline, earliest_deadline(turn.state)) if d is not None]
     deadline = min(known, default=None)
     save = deadline is None or deadline - turn.now >= 1.5 * (turn.state.save_s or 0.0) + 1.0
-    turn.order(DrainWorkers(generation=live.number, reason=reason, save=save, deadline=deadline))
+    may_stay = deadline is None and not is_taken(turn.state)
+    turn.order(DrainWorkers(generation=live.number, reason=reason, save=save, deadline=deadline, may_stay=may_stay))
     turn.change_live(drain_at=turn.now, drain_deadline=deadline)
     words = reason if save else f"{reason}; too little time is left to save"
     turn.change(cause=words, cause_planned=True, reason=words)
+
+
+def is_taken(state: State) -> bool:
+    """Slurm takes nodes that train, or the job that owns the run: the workers must leave, saved or not."""
+    return bool(leaving_members(state)) or any(a.role == "base" and a.leaving for a in state.allocations)
+
+
+def workers_stayed(turn: Turn, event: WorkersStayed) -> None:
+    """What we chose can wait until a checkpoint is public again, or for HOLD_S: nothing is lost."""
+    live = turn.state.live
+    if live is None or live.number != event.generation or live.drain_at is None or live.killed_at is not None:
+        return
+    reason = f"training on, {turn.state.cause} must wait: {event.reason}"
+    abandon_next(turn, reason)
+    turn.change_live(drain_at=None, drain_deadline=None)
+    turn.change(hold_until=turn.now + HOLD_S, cause="", reason=reason)
 
 
 def retire_live(turn: Turn) -> None:

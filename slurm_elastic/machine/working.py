@@ -182,6 +182,7 @@ def stumbled(turn: Turn, event: GenerationStumbled) -> None:
 
 
 def checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
+    turn.change(hold_until=0.0)
     if event.save_s > 0:
         turn.change(save_s=max(event.save_s, 0.7 * (turn.state.save_s or 0.0)))
     if event.step > turn.state.best_step:

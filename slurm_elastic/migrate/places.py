@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slurm_elastic.migrate.allowed import best_allowed
 from slurm_elastic.migrate.boxes import Ints
 from slurm_elastic.migrate.problem import Key
 from slurm_elastic.migrate.score import fewest, values
 from slurm_elastic.migrate.slots import filled_nodes, good_maps
 from slurm_elastic.migrate.stock import Stock, members
 
+LARGEST_NUMBER = 1e7  # in what the solver sees
 LARGEST_PROGRAM = 4_096  # choices of a rank class and a host class
 MOST_NODES = 20_000  # of the solver's search tree: a limit that is the same on every machine
 
@@ -81,7 +83,11 @@ class Program:
 
     @property
     def size(self) -> int:
-        return self.z(len(self.groups), 0) + 1  # the last one is max_recv
+        return self.z(len(self.groups), 0) + 1  # the last one is max_recv over `top`
+
+    @cached_property
+    def top(self) -> int:
+        return max(1, int(self.cost.max(initial=0)))
 
     @cached_property
     def cost(self) -> Ints:
@@ -108,7 +114,7 @@ class Program:
         self._at_least()
         if any(name == "max_recv" for key in self.keys for name, _ in key):
             for c in range(self.rows):
-                row = [(self.x(c, e), float(self.cost[c, e])) for e in every]
+                row = [(self.x(c, e), float(self.cost[c, e]) / self.top) for e in every]
                 self.limit([*row, (self.size - 1, -1.0)], -np.inf, 0)
 
     def _at_least(self) -> None:
@@ -132,24 +138,49 @@ class Program:
             elif name == "span":
                 out[cells + len(self.nodes) : self.size - 1] += weight
             else:
-                out[self.size - 1] += weight
+                out[self.size - 1] += weight * self.top
         return out
 
     def solve(self) -> tuple[Ints, bool] | None:
-        """One key after the other, each optimum fixed for the next. None if the solver gave up early."""
+        """One key after the other, each optimum fixed for the next. None if the solver found nothing to go by.
+
+        The solver works with rounded numbers. So only the choice of nodes is taken from it; who goes where on these
+        is solved exactly.
+        """
         self._build()
         proven, host = True, None
-        for key in self.keys:
+        for number, key in enumerate(self.keys, start=1):
             goal = self._coefficients(key)
-            unit = math.gcd(*(int(v) for v in goal)) or 1
-            result = self._run(goal / unit)
-            if result.x is None:
+            unit = self._unit(goal, key)
+            scale = unit * max(1.0, goal.max() / unit / LARGEST_NUMBER)
+            result = self._run(goal / scale)
+            found = None if result.x is None else self._hosts(result.x)
+            if found is None:
                 return None if host is None else (host, False)
-            host = self._hosts(np.rint(result.x[: self.rows * self.columns]).astype(np.int64))
+            host = self._polished(found, self.keys[:number])
             (value,) = values(self.s, host, (key,))
-            proven &= result.status == 0 and math.ceil(result.mip_dual_bound - 1e-6) * unit >= value
-            self.limit([(k, v / unit) for k, v in enumerate(goal.tolist()) if v], -np.inf, value / unit + 0.5)
+            proven &= result.status == 0 and value - result.mip_dual_bound * scale < unit * (1 - 1e-6)
+            most = value / scale + max(0.5 * unit / scale, 1e-9 * value / scale)
+            self.limit([(k, v / scale) for k, v in enumerate(goal.tolist()) if v], -np.inf, most)
         return None if host is None else (host, proven)
+
+    def _unit(self, goal: npt.NDArray[np.float64], key: Key) -> int:
+        """All values of a key are multiples of this."""
+        busiest = dict(key).get("max_recv", 0) * math.gcd(*self.cost.ravel().tolist())
+        return math.gcd(busiest, *(int(v) for v in goal[:-1])) or 1
+
+    def _polished(self, host: Ints, keys: tuple[Key, ...]) -> Ints:
+        """The best of all maps that use no other nodes, in all and for each group."""
+        s = self.s
+        names = {name for key in keys for name, _ in key}
+        at, node = s.problem.nodes[host], s.problem.nodes[s.problem.hosts]
+        allowed = np.ones((s.problem.ranks, len(s.problem.hosts)), bool)
+        if "nodes" in names:
+            allowed[:] = np.isin(node, at)
+        for group in s.problem.groups if "span" in names else ():
+            allowed[list(group)] &= np.isin(node, at[list(group)])
+        plain = (tuple(term for term in key if term[0] not in ("nodes", "span")) for key in keys)
+        return best_allowed(s, tuple(key for key in plain if key), allowed)
 
     def _run(self, goal: npt.NDArray[np.float64]) -> Any:
         from scipy.optimize import Bounds, LinearConstraint, milp
@@ -162,35 +193,25 @@ class Program:
         most = np.ones(self.size)
         cells = self.rows * self.columns
         most[:cells] = np.minimum(self.crowd[:, None], self.free[None, :]).ravel()
-        most[-1] = self.cost.max(initial=0)
         bounds = [limit[1] for limit in self.limits], [limit[2] for limit in self.limits]
         return milp(
             goal,
             constraints=LinearConstraint(matrix, *bounds),
-            integrality=np.ones(self.size),
+            integrality=np.append(np.ones(self.size - 1), 0),
             bounds=Bounds(0, most),
             options={"mip_rel_gap": 0.0, "node_limit": MOST_NODES},
         )
 
-    def _hosts(self, count: Ints) -> Ints:
-        """Devices of all ranks for given class counts; a rank stays at home where its class goes there, too."""
-        s, count = self.s, count.reshape(self.rows, self.columns).copy()
-        home = np.full(s.problem.ranks, -1)
-        n = min(len(home), len(s.problem.previous))
-        home[:n] = s.problem.previous[:n]
+    def _hosts(self, found: npt.NDArray[np.float64]) -> Ints | None:
+        """Devices of all ranks for a solution; None if rounding breaks it."""
+        s = self.s
+        count = np.rint(found[: self.rows * self.columns]).astype(np.int64).reshape(self.rows, self.columns)
+        if (count.sum(axis=1) != self.crowd).any() or (count.sum(axis=0) > self.free).any() or (count < 0).any():
+            return None
         out = np.full(s.problem.ranks, -1)
-        free = [s.problem.hosts[h].tolist() for h in s.hosts_of]
-        place = {d: e for e, devices in enumerate(free) for d in devices}
+        free = [iter(s.problem.hosts[hosts].tolist()) for hosts in s.hosts_of]
         for c, ranks in enumerate(self.ranks_of):
-            for rank in ranks.tolist():
-                e = place.get(int(home[rank]), -1)
-                if e >= 0 and count[c, e] > 0 and home[rank] in free[e]:
-                    out[rank] = home[rank]
-                    free[e].remove(home[rank])
-                    count[c, e] -= 1
-        for c, ranks in enumerate(self.ranks_of):
-            for rank in ranks[out[ranks] < 0].tolist():
-                e = int(np.flatnonzero(count[c])[0])
-                out[rank] = free[e].pop(0)
-                count[c, e] -= 1
+            classes = np.repeat(np.arange(self.columns), count[c]).tolist()
+            for rank, e in zip(ranks.tolist(), classes, strict=True):
+                out[rank] = next(free[e])
         return out

@@ -14,7 +14,7 @@ import msgspec
 
 from slurm_elastic.errors import CheckpointError
 from slurm_elastic.machine.actions import DrainWorkers, OpenGate
-from slurm_elastic.machine.events import CheckpointCommitted, StopRequested
+from slurm_elastic.machine.events import CheckpointCommitted, StopRequested, WorkersStayed
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.supervisor.course import Course
 from slurm_elastic.supervisor.gates import GatePlan, gate_of, gates, make_plan, save_plan
@@ -95,6 +95,7 @@ class TrainingDesk:
             reason=order.reason,
             save=order.save,
             deadline=order.deadline,
+            may_stay=order.may_stay,
         )
         self.workers.send(self.course.places(order.generation), self._drain)
         return True
@@ -154,6 +155,11 @@ class TrainingDesk:
 
     def save_failed(self, failed: m.SaveFailed) -> None:
         self.warned("checkpoint", f"the save of step {failed.step} failed: {failed.reason}")
+
+    def stayed(self, stayed: m.Stayed) -> None:
+        if self._drain is not None and self._drain.generation == stayed.generation:
+            self._drain = None
+        self.course.post(WorkersStayed(generation=stayed.generation, reason=stayed.reason))
 
     def warned(self, who: str, text: str) -> None:
         log.warning("warning from=%s text=%s", who, text)

@@ -30,6 +30,7 @@ from slurm_elastic.wire.server import Link
 log = logging.getLogger(__name__)
 
 AWAY_S = 0.2  # a trainer's connection that is closed for so long while a peer has stumbled: its process is gone
+TOLD_AT_ONCE = 200  # workers, before others have their turn
 STUMBLED_S = 10.0  # for so long after a stumble
 
 
@@ -83,8 +84,10 @@ class Regroups:
         await self.records.write(lambda: save_plan(self.run, plan))
         if self.plan is not None and self.plan.generation == plan.generation:
             told = regroup_message(plan, self.course.epoch)
-            for seat in (*plan.seats, *plan.departing):
+            for number, seat in enumerate((*plan.seats, *plan.departing), start=1):
                 self.workers.send_to(seat.launch, seat.node, seat.local_rank, told)
+                if number % TOLD_AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
     # ---- what workers say
 

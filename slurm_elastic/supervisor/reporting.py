@@ -19,6 +19,7 @@ from slurm_elastic.machine.events import (
     StopRequested,
     SupervisorStarted,
     WorkerLost,
+    WorkersStayed,
 )
 from slurm_elastic.machine.state import Allocation, Generation, State
 from slurm_elastic.observe.events import EventLog, read_events
@@ -153,6 +154,8 @@ class Reporter:
                 self.note("worker_failed", fact.generation, fact.detail, **figures)
             case WorkerLost():
                 self.note("worker_lost", fact.generation, fact.reason, node=fact.node)
+            case WorkersStayed():
+                self.note("stayed", fact.generation, fact.reason)
             case CompanionRefused():
                 self.note("companion_refused", generation, fact.reason, permanent=fact.permanent)
             case ScaleRequested():

@@ -38,6 +38,8 @@ class Desk(Protocol):
 
     def save_failed(self, failed: m.SaveFailed) -> None: ...
 
+    def stayed(self, stayed: m.Stayed) -> None: ...
+
     def warned(self, who: str, text: str) -> None: ...
 
 
@@ -95,6 +97,8 @@ class Roster:
                 self.workers.leaving(link, message.why)
             case m.Stumbled() | m.Regrouped() | m.RegroupFailed():
                 self._regroups(link, message)
+            case m.Stayed():
+                self.desk.stayed(message)
             case m.Warned():
                 self.desk.warned(_name(link), message.text)
             case m.WorkerNotice():

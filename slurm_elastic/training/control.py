@@ -31,12 +31,16 @@ FENCED_EXIT = 70
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Stop at the next boundary that all ranks agree on. `deadline`: Unix seconds; None: unknown."""
+    """Stop at the next boundary that all ranks agree on. `deadline`: Unix seconds; None: unknown.
+
+    `may_stay`: train on where the state cannot be saved.
+    """
 
     reason: str
     save: bool = True
     deadline: float | None = None
     why: str = "drained"
+    may_stay: bool = False
 
 
 class Control(Protocol):
@@ -44,7 +48,11 @@ class Control(Protocol):
 
     @property
     def order(self) -> Order | None:
-        """The newest order, None while there is none. Once set it never goes away; its deadline may change."""
+        """The newest order, None while there is none. Its deadline may change."""
+        ...
+
+    def forget(self, order: Order | None) -> None:
+        """This order, if it is still the newest, is over."""
         ...
 
     @property
@@ -76,6 +84,10 @@ class Alone:
     @property
     def order(self) -> Order | None:
         return self._order
+
+    def forget(self, order: Order | None) -> None:
+        if self._order is order:
+            self._order = None
 
     def stop(self, reason: str) -> None:
         self._order = self._order or Order(reason, why="stopped")
@@ -166,6 +178,11 @@ class Supervised:
         """Something of the hello has changed."""
         self._channel.renew()
 
+    def forget(self, order: Order | None) -> None:
+        for generation, newest in list(self._orders.items()):
+            if newest is order:
+                del self._orders[generation]
+
     def note_step(self, step: int) -> None:
         self._step = step
 
@@ -220,7 +237,7 @@ class Supervised:
                 case Connected():
                     self._connected.set()
                 case m.Drain() if arrival.generation >= self.seating.now.generation:
-                    order = Order(arrival.reason, arrival.save, arrival.deadline, arrival.why)
+                    order = Order(arrival.reason, arrival.save, arrival.deadline, arrival.why, arrival.may_stay)
                     self._orders[arrival.generation] = order
                 case m.Regroup():
                     self.seating.told(arrival)

@@ -22,6 +22,7 @@ class Stop:
     left_s: float
     need_s: float  # what a save is expected to take, with reserve; 0: not known
     regroup: int = 0  # the generation to go into in place; 0: stop
+    may_stay: bool = False
 
     @property
     def fits(self) -> bool:
@@ -40,15 +41,15 @@ def agree_on_stop(agreement: Agreement, order: Order | None, need_s: float, now:
 
 def _row(order: Order | None, need_s: float, now: float) -> list[float]:
     if order is None:
-        return [0.0, 0.0, 0.0, math.inf, need_s, now]
+        return [0.0, 0.0, 0.0, math.inf, need_s, now, 0.0]
     deadline = math.inf if order.deadline is None else order.deadline
-    return [1.0, float(order.why == "stopped"), float(order.save), deadline, need_s, now]
+    return [1.0, float(order.why == "stopped"), float(order.save), deadline, need_s, now, float(order.may_stay)]
 
 
 def _merged(rows: Sequence[Sequence[float]], reason: str) -> Stop:
     told = [row for row in rows if row[0]]
     need_s, now = rows[0][4], rows[0][5]
-    regroup = 0 if told else int(max(row[6] for row in rows))
+    regroup = 0 if told else int(max(row[7] for row in rows))
     return Stop(
         reason=reason,
         why="stopped" if any(row[1] for row in told) else "drained",
@@ -56,4 +57,5 @@ def _merged(rows: Sequence[Sequence[float]], reason: str) -> Stop:
         left_s=min((row[3] for row in told), default=math.inf) - now,
         need_s=need_s,
         regroup=regroup,
+        may_stay=all(row[6] for row in told),
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from slurm_elastic.errors import CheckpointError, UserMistake
 from slurm_elastic.training.batches import Batch
+from slurm_elastic.training.control import Order
 from slurm_elastic.training.data import Line
 from slurm_elastic.training.live import Live
 from slurm_elastic.training.loader import Data, plan_for
@@ -16,10 +17,11 @@ from slurm_elastic.training.orders import Stop, agree_on_stop
 from slurm_elastic.training.pulse import Done, LossCopy, Verdict
 from slurm_elastic.training.schedule import rate_of
 from slurm_elastic.training.standing import Standing
-from slurm_elastic.wire.messages import Regroup, Warned
+from slurm_elastic.wire.messages import Regroup, Stayed, Warned
 
 log = logging.getLogger(__name__)
 
+SAVE_AGAIN_S = 1.0  # after a save before a forced stop has failed
 LAST_SAVE_S = 1200.0  # at most, for the last checkpoint to become public; gloo waits for 1800 s
 
 
@@ -156,28 +158,51 @@ class Stepping:
         if not verdict.drain:
             at.save(0.0)
             return True
-        control = at.parts.control
-        stop = agree_on_stop(at.world.agreement, control.order, at.saver.need_s(), time.time(), control.regroup)
+        order, regroup = at.parts.control.order, at.parts.control.regroup
+        stop = agree_on_stop(at.world.agreement, order, at.saver.need_s(), time.time(), regroup)
         if stop.regroup and at.live is not None:
             at.saver.settle()
             at.live.prepare()
             return self.change(at.live, data)
-        self._drain(stop)
-        return False
+        return self._drain(stop, order)
 
-    def _drain(self, stop: Stop) -> None:
+    def _drain(self, stop: Stop, order: Order | None) -> bool:
+        """False: all ranks leave. True: the state cannot be saved, nobody takes the nodes, so they train on."""
         at = self._at
         log.info("stopping after step %d: %s", at.step, stop.reason)
-        if stop.save and stop.fits:
-            at.save(max(1.0, min(at.parts.settings.drain_s, stop.left_s)))
-        elif stop.save and at.world.global_rank == 0:
-            at.parts.control.send(
-                Warned(
-                    text=f"no save at step {at.step}: it needs {stop.need_s:.1f} s, {stop.left_s:.1f} s are left; "
-                    f"work since step {at.saver.saved_step} is lost"
-                )
-            )
+        if not stop.save or (stop.fits and self._save_to_leave(stop)):
+            at.leave(stop.why)
+            return False
+        late = f"it needs {stop.need_s:.1f} s, {stop.left_s:.1f} s are left"
+        words = f"no save at step {at.step}: {at.saver.problem if stop.fits else late}"
+        is_first = at.world.global_rank == 0
+        if stop.may_stay:
+            log.warning("training on: %s", words)
+            at.parts.control.forget(order)
+            self.verdict = Verdict()
+            if is_first:
+                at.parts.control.send(Stayed(generation=at.parts.generation, reason=words))
+            return True
+        if is_first:
+            at.parts.control.send(Warned(text=f"{words}; work since step {at.saver.saved_step} is lost"))
         at.leave(stop.why)
+        return False
+
+    def _save_to_leave(self, stop: Stop) -> bool:
+        """Until the state is public, as often as the time allows where staying is no choice. All ranks alike."""
+        at = self._at
+        end = time.monotonic() + min(at.parts.settings.drain_s, stop.left_s)
+        while True:
+            left_s = max(1.0, end - time.monotonic())
+            at.save(left_s)
+            failed = bool(at.saver.confirm(left_s))
+            again = not stop.may_stay and end - time.monotonic() >= stop.need_s + 2 * SAVE_AGAIN_S
+            rows = at.world.agreement.exchange([float(failed), float(again)])
+            if not any(row[0] for row in rows):
+                return True
+            if not rows[0][1]:
+                return False
+            time.sleep(SAVE_AGAIN_S)
 
     def _finish(self) -> None:
         """A run that is finished is never run again: so it is not before its last state is public.

@@ -33,6 +33,7 @@ FromWorker = (
     | m.Saved
     | m.SaveFailed
     | m.Leaving
+    | m.Stayed
     | m.Stumbled
     | m.Regrouped
     | m.RegroupFailed

@@ -159,6 +159,13 @@ class RegroupFailed(Message, frozen=True, kw_only=True, tag="regroup_failed"):
     reason: str
 
 
+class Stayed(Message, frozen=True, kw_only=True, tag="stayed"):
+    """Global rank 0, after a Drain with `may_stay`: the state could not be saved, so all ranks train on."""
+
+    generation: int
+    reason: str
+
+
 class Warned(Message, frozen=True, kw_only=True, tag="warned"):
     """Something the user should see in `status` (a replaced signal handler, a skipped save, ...)."""
 
@@ -259,6 +266,7 @@ class Drain(Message, frozen=True, kw_only=True, tag="drain"):
     """Agree on a boundary, stop there, save if `save`, send Leaving and exit 0.
 
     One for a generation that the worker is still going into counts as soon as it is there.
+    `may_stay`: where the save fails, train on and send Stayed; this order is over then.
     """
 
     epoch: int
@@ -267,6 +275,7 @@ class Drain(Message, frozen=True, kw_only=True, tag="drain"):
     save: bool = True
     deadline: float | None = None
     why: str = "drained"  # what to say in Leaving: "drained" or "stopped"
+    may_stay: bool = False
 
 
 class Published(Message, frozen=True, kw_only=True, tag="published"):
@@ -324,6 +333,7 @@ AnyMessage = (
     | Stumbled
     | Regrouped
     | RegroupFailed
+    | Stayed
     | Warned
     | WorkerNotice
     | Launch

@@ -86,11 +86,13 @@ def test_the_loader_gives_each_rank_its_micro_batches_from_where_the_run_stands(
 
 def test_an_order_known_to_one_rank_rules_for_all() -> None:
     alone = agree_on_stop(OneRank(), Order("notice", deadline=110.0), 4.0, 100.0)
-    nobody, stopped = [0.0, 0.0, 0.0, math.inf, 4.0, 100.0], [1.0, 1.0, 1.0, 103.0, 9.0, 500.0]
+    nobody, stopped = [0.0, 0.0, 0.0, math.inf, 4.0, 100.0, 0.0], [1.0, 1.0, 1.0, 103.0, 9.0, 500.0, 0.0]
+    may_stay = [1.0, 0.0, 1.0, math.inf, 9.0, 500.0, 1.0]
 
     assert (alone.why, alone.left_s, alone.fits) == ("drained", 10.0, True)
     merged = _merged([nobody, stopped], "x")
     assert (merged.why, merged.save, merged.left_s, merged.fits) == ("stopped", True, 3.0, False)
+    assert [_merged(rows, "x").may_stay for rows in ([nobody, may_stay], [may_stay, stopped])] == [True, False]
 
 
 def test_the_ledger_hands_over_in_order_and_cuts_what_is_done_again(tmp_path: Path) -> None:

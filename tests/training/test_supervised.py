@@ -132,6 +132,54 @@ def test_a_save_that_cannot_fit_is_skipped_loudly_on_all_ranks(supervised: Start
     assert [f"no save at step {last}" in message.text for _, message in supervisor.said(m.Warned)] == [True]
 
 
+def test_workers_that_need_not_leave_train_on_while_they_cannot_save(supervised: Start) -> None:
+    def react(supervisor: ScriptedSupervisor, link: Link, message: m.AnyMessage) -> None:
+        publishing(supervisor, link, message)
+        if isinstance(message, m.Saved) and message.step == 4:
+            take_disk(supervisor)
+            supervisor.links[1].send(m.Drain(epoch=1, generation=1, reason="growth", may_stay=True))
+        if isinstance(message, m.Stayed):
+            give_disk_back(supervisor)
+
+    supervisor = supervised(react)
+
+    assert run_world(supervisor, 2, Plot(slow_s=0.1), generation=1) == [0, 0]
+    (stayed,) = (message for _, message in supervisor.said(m.Stayed))
+    assert "no save at step" in stayed.reason and "the directory" in stayed.reason
+    assert [message.why for _, message in supervisor.said(m.Leaving)] == ["finished", "finished"]
+    assert [step.step for _, message in supervisor.said(m.Steps) for step in message.steps] == list(range(1, 17))
+
+
+def test_workers_that_must_leave_save_again_while_the_time_allows(supervised: Start) -> None:
+    def react(supervisor: ScriptedSupervisor, link: Link, message: m.AnyMessage) -> None:
+        publishing(supervisor, link, message)
+        if isinstance(message, m.Saved) and message.step == 4:
+            take_disk(supervisor)
+            supervisor.links[1].send(m.Drain(epoch=1, generation=1, reason="notice", deadline=time.time() + 120))
+        if isinstance(message, m.SaveFailed):
+            failed = [failure.step for _, failure in supervisor.said(m.SaveFailed)]
+            if len(failed) > len(set(failed)):  # the same step again
+                give_disk_back(supervisor)
+
+    supervisor = supervised(react)
+
+    assert run_world(supervisor, 2, Plot(slow_s=0.1), generation=1) == [0, 0]
+    left = {(message.why, message.step) for _, message in supervisor.said(m.Leaving)}
+    assert left == {("drained", supervisor.said(m.Saved)[-1][1].step)}
+    assert left == {("drained", supervisor.said(m.SaveFailed)[-1][1].step)}
+
+
+def take_disk(supervisor: ScriptedSupervisor) -> None:
+    """From here on no checkpoint can be written."""
+    supervisor.run.checkpoints.rename(supervisor.run.path / "away")
+    supervisor.run.checkpoints.write_text("")
+
+
+def give_disk_back(supervisor: ScriptedSupervisor) -> None:
+    supervisor.run.checkpoints.unlink()
+    (supervisor.run.path / "away").rename(supervisor.run.checkpoints)
+
+
 def test_workers_go_on_with_the_settings_before_when_a_fault_was_edited_into_them(supervised: Start) -> None:
     supervisor = supervised(publishing)
     supervisor.run.last_valid.write_text(RUN_YAML)

@@ -65,6 +65,7 @@ EVENTS = st.one_of(
     st.builds(e.GenerationRegrouped, generation=GENERATIONS, step=st.integers(0, 9)),
     st.builds(e.RegroupFailed, generation=GENERATIONS, reason=st.just("a shard is gone")),
     st.builds(e.GenerationStumbled, generation=GENERATIONS),
+    st.builds(e.WorkersStayed, generation=GENERATIONS, reason=st.just("disk full")),
     st.builds(e.NodeProbed, node=NODES, ok=st.booleans()),
     st.builds(e.GenerationStepping, generation=GENERATIONS, step=st.integers(1, 9), stall_s=st.floats(0, 9)),
     st.builds(e.CheckpointCommitted, generation=GENERATIONS, step=st.integers(1, 9), save_s=st.floats(0, 9)),

@@ -453,6 +453,65 @@ def test_the_time_that_a_run_was_stopped_is_not_what_a_growth_costs() -> None:
     assert world.state.stall_s == before
 
 
+def draining_to_grow() -> World:
+    """Two nodes are told to stop for a third."""
+    world = at_two(allowed_nodes=(2, 3), max_nodes=3)
+    companion(world, 901, "c1")
+    world.feed(e.TimePassed())
+    number = world.state.last_number
+    assert world.state.next is not None
+    for node in ("b1", "b2", "c1"):
+        actions = world.feed(e.NodeReady(generation=number, node=node))
+    assert [action.may_stay for action in actions if isinstance(action, a.DrainWorkers)] == [True]
+    return world
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_growth_whose_drain_could_not_save_loses_nothing_and_waits_for_a_checkpoint_or_a_minute(saved: bool) -> None:
+    world = draining_to_grow()
+    start = world.now
+    actions = world.feed(e.WorkersStayed(generation=1, reason="disk full"))
+
+    assert {(type(action), action.generation) for action in actions} == {(a.KillWorkers, 2)}  # behind the gate
+    assert (world.state.phase, world.state.generation, world.state.next) == ("training", 1, None)
+    assert "disk full" in world.state.reason
+    world.feed(e.NodeEnded(generation=2, node="c1", exit_code=137))
+    for node in ("b1", "b2"):
+        world.feed(e.NodeEnded(generation=2, node=node, exit_code=137))
+    world.now = start + (1.0 if saved else 59.9)
+    assert "LaunchWorkers" not in kinds(world.feed(e.TimePassed()))
+    if saved:
+        actions = world.feed(e.CheckpointCommitted(generation=1, step=50))
+    else:
+        world.now = start + 60.0
+        actions = world.feed(e.TimePassed())
+
+    assert "LaunchWorkers" in kinds(actions)
+
+
+def test_a_stop_that_could_not_save_is_tried_again_after_a_minute_and_when_it_is_asked_again() -> None:
+    world = at_two(companions=False)
+    world.feed(e.StopRequested())
+    world.feed(e.WorkersStayed(generation=1, reason="disk full"))
+    assert world.state.phase == "training"
+    world.now += 59.9
+    assert kinds(world.feed(e.TimePassed())) == []
+    world.now += 0.1
+    assert kinds(world.feed(e.TimePassed())) == ["DrainWorkers"]
+    world.feed(e.WorkersStayed(generation=1, reason="disk full"))
+
+    assert kinds(world.feed(e.StopRequested())) == ["DrainWorkers"]
+
+
+def test_workers_whose_nodes_are_taken_may_not_stay() -> None:
+    world = with_one()
+    world.feed(e.NoticeReceived(job_id=901, source="SIGTERM"))
+    world.now += 20
+    drains = [action for action in world.feed(e.TimePassed()) if isinstance(action, a.DrainWorkers)]
+
+    assert [drain.may_stay for drain in drains] == [False]
+
+
 def replace_job(job: FakeJob, job_id: int) -> FakeJob:
     return FakeJob(job_id, job.nodes, state="RUNNING", agent=True)
 
