@@ -81,7 +81,8 @@ def _rows_in_place(piece: torch.Tensor) -> torch.Tensor | None:
     fit = piece.stride(-1) == 1 and not any(step % wide for step in (*piece.stride()[:-1], piece.storage_offset()))
     if not fit:
         piece = piece.clone(memory_format=torch.contiguous_format)
-    return piece.view(torch.int64).unflatten(-1, (-1, _ROW))
+    words = piece.view(torch.int64)
+    return words.view(*words.shape[:-1], -1, _ROW)
 
 
 def _aligned(flat: torch.Tensor) -> torch.Tensor:
