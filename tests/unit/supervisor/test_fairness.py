@@ -49,7 +49,7 @@ def open_gate(is_live: list[bool]) -> Told:
     nothing: Any = None
     plan = make_plan(1, (Member(node="n1", job_id=1),), worker_hello(), per_node=WORKERS, resume=("", 0))
     workers: Any = told
-    desk = TrainingDesk(nothing, course, workers, *[nothing] * 5, plan=plan)
+    desk = TrainingDesk(nothing, course, workers, *[nothing] * 6, plan=plan)
 
     async def opened() -> None:
         told.turns = Turns()
