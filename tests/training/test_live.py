@@ -96,3 +96,53 @@ def test_a_worker_that_dies_costs_no_step(director: Director, tmp_path: Path) ->
     director.wait_regrouped(2, 2)
     assert first.wait(kill_rest=False)[:2] == [0, 0], (director.run.path / "log-1").read_text()
     check_same(director, tmp_path, "ddp")
+
+
+def test_a_worker_that_is_silent_holds_nobody_up(director: Director, tmp_path: Path) -> None:
+    """As behind a cut network: no connection ends, so the others must be freed from their collective."""
+    first = workers(director, 1, 3, "ddp", tmp_path / "final.pt")
+    everyone = seats(1, 3)
+    director.wait_for_ready(everyone, "training")
+    director.wait_for_step(3)
+
+    first.signal(2, signal.SIGSTOP)
+    director.regroup(2, everyone[:2], planned=False)
+
+    director.wait_regrouped(2, 2)
+    director.wait_for_step(STEPS)
+    first.signal(2, signal.SIGKILL)
+    assert first.wait(kill_rest=False)[:2] == [0, 0], (director.run.path / "log-1").read_text()
+    check_same(director, tmp_path, "ddp")
+
+
+def test_a_shard_that_is_gone_is_said_to_be(director: Director, tmp_path: Path) -> None:
+    first = workers(director, 1, 3, "fsdp", tmp_path / "final.pt")
+    everyone = seats(1, 3)
+    director.wait_for_ready(everyone, "training")
+    director.wait_for_step(3)
+
+    first.signal(2, signal.SIGKILL)
+    director.wait_for("peers stumble", lambda: director.said(m.Stumbled))
+    director.regroup(2, everyone[:2], planned=False)
+
+    director.wait_for("it is told", lambda: director.said(m.RegroupFailed))
+    told = [message for _, message in director.said(m.RegroupFailed) if isinstance(message, m.RegroupFailed)]
+    assert "no worker that is left holds all of" in told[0].reason
+    assert all(code != 0 for code in first.wait(kill_rest=False))
+
+
+def test_a_second_loss_in_the_middle_of_a_change_is_one_more_change(director: Director, tmp_path: Path) -> None:
+    first = workers(director, 1, 4, "ddp", tmp_path / "final.pt")
+    everyone = seats(1, 4)
+    director.wait_for_ready(everyone, "training")
+    director.wait_for_step(3)
+
+    first.signal(3, signal.SIGKILL)
+    director.wait_for("peers stumble", lambda: director.said(m.Stumbled))
+    first.signal(2, signal.SIGKILL)  # it is to be in the next generation, and will not come
+    director.regroup(2, everyone[:3], planned=False)
+    director.regroup(3, everyone[:2], planned=False)
+
+    director.wait_regrouped(3, 2)
+    assert first.wait(kill_rest=False)[:2] == [0, 0], (director.run.path / "log-1").read_text()
+    check_same(director, tmp_path, "ddp")
