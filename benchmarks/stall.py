@@ -2,8 +2,9 @@
 
 From the last completed step before a change to the first one after it, at a growth, at the unplanned loss of a worker
 (SIGKILL) and at a planned shrink. slurm-elastic on a testbed's real Slurm (a companion starts, dies, is preempted by an
-urgent job) and torchrun tuned as well as it goes (an agent joins, its worker dies, the agent leaves by SIGTERM), with
-the same model, pace and checkpoint interval, in turn on the same machine. Steps lost are those done again.
+urgent job), with workers that change in place (level 2) and with workers that are started anew (level 1), and torchrun
+tuned as well as it goes (an agent joins, its worker dies, the agent leaves by SIGTERM), with the same model, pace and
+checkpoint interval, in turn on the same machine. Steps lost are those done again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from slurm_elastic.testbed.options import Options
 SETTLED_STEPS = 50  # of one generation, before the next event
 EVENT_S = 120.0
 EVENTS = ("growth", "loss", "shrink")
+CONTENDERS = ("live", "relaunch", "torchrun")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,10 @@ def _settle(contender: Contender, before: int, workers: int) -> None:
 
     def settled() -> bool:
         steps = read_steps(contender.steps)
-        old = {done.pid for done in steps[:before]}
+        old = {done.life for done in steps[:before]}
         last = steps[-SETTLED_STEPS:]
         return len(last) == SETTLED_STEPS and all(
-            done.pid == last[0].pid and done.pid not in old and done.world == workers for done in last
+            done.life == last[0].life and done.life not in old and done.world == workers for done in last
         )
 
     wait(settled, EVENT_S, f"{contender.name} makes steps with {workers} workers")
@@ -74,8 +76,8 @@ def _settle(contender: Contender, before: int, workers: int) -> None:
 
 def _stall(contender: Contender, event: str, repeat: int, before: int) -> Stall:
     steps = read_steps(contender.steps)
-    trained = steps[before - 1].pid
-    old = max(index for index, done in enumerate(steps) if done.pid == trained)
+    trained = steps[before - 1].life
+    old = max(index for index, done in enumerate(steps) if done.life == trained)
     last, first = steps[old], steps[old + 1]
     return Stall(
         contender=contender.name,
@@ -88,17 +90,16 @@ def _stall(contender: Contender, event: str, repeat: int, before: int) -> Stall:
 
 
 def _table(found: list[Stall]) -> str:
-    lines = [f"{'event':8} {'slurm-elastic':>14} {'torchrun':>10} {'ratio':>7}   steps lost (most)"]
+    """Medians, and of ours the ratio to torchrun's."""
+    lines = [f"{'event':8} " + " ".join(f"{name:>18}" for name in CONTENDERS) + "   steps lost (most)"]
     for event in EVENTS:
-        ours, theirs = (
-            [one for one in found if one.event == event and one.contender == name]
-            for name in ("slurm-elastic", "torchrun")
-        )
-        if not ours or not theirs:
+        of = {name: [one for one in found if one.event == event and one.contender == name] for name in CONTENDERS}
+        if not all(of.values()):
             continue
-        us, them = (statistics.median(one.stall_s for one in part) for part in (ours, theirs))
-        lost = [max(one.steps_lost for one in part) for part in (ours, theirs)]
-        lines.append(f"{event:8} {us:12.2f} s {them:8.2f} s {us / them:7.2f}   {lost[0]} : {lost[1]}")
+        medians = {name: statistics.median(one.stall_s for one in part) for name, part in of.items()}
+        shown = [f"{median:7.2f} s x {median / medians['torchrun']:5.3f}" for median in medians.values()]
+        lost = " : ".join(str(max(one.steps_lost for one in part)) for part in of.values())
+        lines.append(f"{event:8} " + " ".join(f"{text:>18}" for text in shown) + f"   {lost}")
     return "\n".join(lines)
 
 
@@ -117,11 +118,12 @@ def main() -> None:
         cluster.up()
         try:
             for repeat in range(options.repeats):
-                places = [Path(folder) / f"{name}-{repeat}" for name in ("ours", "torchrun")]
-                for place in places:
+                places = {name: Path(folder) / f"{name}-{repeat}" for name in CONTENDERS}
+                for place in places.values():
                     place.mkdir()
-                found += measure(SlurmElastic(cluster, places[0]), repeat, say)
-                found += measure(Torchrun(places[1]), repeat, say)
+                for name in ("live", "relaunch"):
+                    found += measure(SlurmElastic(cluster, places[name], name), repeat, say)
+                found += measure(Torchrun(places["torchrun"]), repeat, say)
         finally:
             cluster.down()
     print(json.dumps([asdict(one) for one in found], indent=2) if options.json else _table(found))

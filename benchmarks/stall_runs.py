@@ -57,11 +57,11 @@ class Contender(Protocol):
 
 @dataclass(slots=True)
 class SlurmElastic:
-    """One run on a testbed of three nodes, whose third is taken by somebody else at first."""
+    """One run on a testbed of three nodes, whose third is taken by somebody else at first. `name`: how it changes."""
 
     cluster: Cluster
     folder: Path
-    name: str = "slurm-elastic"
+    name: str
     neighbour: int = 0
     started: bool = False
 
@@ -116,7 +116,7 @@ class SlurmElastic:
                 "name": "stall",
                 "dir": str(self.run.path),
                 "workdir": str(ROOT),
-                "command": ["python", "-m", "benchmarks.stall_train_elastic"],
+                "command": ["python", "-m", f"benchmarks.stall_train_{self.name}"],
                 "env": {"OMP_NUM_THREADS": "1", STEP_LOG: str(self.steps)},
             },
             "base": {"nodes": 2, "qos": "base", "time": "1h"},

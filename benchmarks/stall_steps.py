@@ -16,16 +16,16 @@ SAMPLES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A completed step. All workers are started anew by every transition, so `pid` of rank 0 tells generations."""
+    """A completed step. `life` tells generations apart: their number, or rank 0's pid where all are started anew."""
 
     time: float
     step: int
     world: int
-    pid: int
+    life: int
 
 
-def log_step(step: int, world: int) -> None:
-    line = f"{time.time():.4f} {step} {world} {os.getpid()}\n"
+def log_step(step: int, world: int, life: int = 0) -> None:
+    line = f"{time.time():.4f} {step} {world} {life or os.getpid()}\n"
     out = os.open(os.environ[STEP_LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(out, line.encode())
@@ -40,6 +40,6 @@ def read_steps(path: Path) -> list[Done]:
     found = []
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
-            when, step, world, pid = line.split()
-            found.append(Done(float(when), int(step), int(world), int(pid)))
+            when, step, world, life = line.split()
+            found.append(Done(float(when), int(step), int(world), int(life)))
     return found

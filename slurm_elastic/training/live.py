@@ -124,6 +124,8 @@ class Live:
                 raise
             except (RegroupError, MigrationError, RuntimeError) as broken:
                 log.warning("generation %d did not come about: %s", order.generation, broken)
+                words = str(broken).partition("\n")[0][:500]
+                self._control.send(m.Stumbled(generation=order.generation, step=point.step, error=words))
                 newer = self._seating.wait(order.generation + 1, self._terms.patience_s)
                 if newer is None:
                     self._control.send(m.RegroupFailed(generation=order.generation, reason=str(broken)))

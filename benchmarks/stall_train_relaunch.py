@@ -1,4 +1,4 @@
-"""The stall benchmark's training as a user of slurm-elastic writes it."""
+"""The stall benchmark's training as a user of slurm-elastic writes it at level 1."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main() -> None:
         time.sleep(PAUSE_S)
         batch.commit()
         if run.global_rank == 0:
-            log_step(run.step, run.world_size)
+            log_step(run.step, run.world_size, run.generation)
 
 
 if __name__ == "__main__":
