@@ -11,15 +11,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from slurm_elastic.migrate.boxes import Ints, Overlaps, Table, elements, ints, overlaps
 from slurm_elastic.migrate.cells import disjoint, uncovered
 from slurm_elastic.migrate.model import Piece
 from slurm_elastic.migrate.problem import Problem
-
-SMALL = 500_000  # pieces x classes, for dense arithmetic
-EXACT = 2**53
 
 
 @dataclass(frozen=True)
@@ -58,36 +54,16 @@ class Stock:
 
         p = self.pieces
         value = p.elements * self.problem.weight[self.want.pattern[p.a]] if len(p.a) else p.elements
-        return self._wanted @ csr_matrix((value, (p.a, p.b)), shape=(len(self.want), len(self.have)))
-
-    @cached_property
-    def _wanted(self) -> Any:
-        """Classes of ranks x cells they want."""
-        first = ints(int(ranks[0]) for ranks in self.ranks_of)
-        return self.want.incidence(self.problem.ranks).T.tocsr()[first]
+        wanted = _of_classes(self.want, self.rank_class, self.ranks_of)
+        return wanted @ csr_matrix((value, (p.a, p.b)), shape=(len(self.want), len(self.have)))
 
     @cached_property
     def kept(self) -> Any:
         """Bytes a rank keeps, sparse: rank class x host class."""
-        if (
-            len(self.pieces.a) * max(len(self.ranks_of), len(self.hosts_of)) <= SMALL
-            and self.need.max(initial=0) < EXACT
-        ):
-            return self._kept_densely()
-        first = self.problem.hosts[ints(int(hosts[0]) for hosts in self.hosts_of)]
-        return (self._shared @ self.have.incidence(len(self.problem.devices)).tocsc()[:, first]).tocsr()
-
-    def _kept_densely(self) -> Any:
-        """The same, faster for small problems: floats hold these integers exactly."""
-        from scipy.sparse import csr_matrix
-
-        p = self.pieces
-        value = p.elements * self.problem.weight[self.want.pattern[p.a]] if len(p.a) else p.elements
-        wanted = _first_of(self.want, self.rank_class, self.ranks_of)[:, p.a] * value
         position = np.full(len(self.problem.devices), -1)
         position[self.problem.hosts] = self.host_class
-        held = _first_of(self.have, position, [self.problem.hosts[hosts] for hosts in self.hosts_of])[:, p.b]
-        return csr_matrix(np.rint(wanted @ held.T).astype(np.int64))
+        held = _of_classes(self.have, position, [self.problem.hosts[hosts] for hosts in self.hosts_of])
+        return (self._shared @ held.T).tocsr()
 
     @cached_property
     def kept_in_node(self) -> Any:
@@ -124,15 +100,16 @@ class Stock:
         return dense[np.ix_(self.rank_class, self.host_class)]
 
 
-def _first_of(t: Table, label: Ints, owners: list[Ints]) -> npt.NDArray[np.float64]:
-    """Dense 0/1, classes x boxes: what the first owner of each class has."""
+def _of_classes(t: Table, label: Ints, owners: list[Ints]) -> Any:
+    """Sparse 0/1, classes x boxes: what the first owner of each class has."""
+    from scipy.sparse import csr_matrix
+
     first = ints(int(mine[0]) for mine in owners)
     kind = label[t.owner]
     chosen = kind >= 0
     chosen[chosen] = first[kind[chosen]] == t.owner[chosen]
-    out = np.zeros((len(owners), len(t)))
-    out[kind[chosen], t.rows[chosen]] = 1
-    return out
+    place = kind[chosen], t.rows[chosen]
+    return csr_matrix((np.ones(len(place[0]), np.int64), place), shape=(len(owners), len(t)))
 
 
 def stock(problem: Problem) -> Stock:
