@@ -35,7 +35,7 @@ Examples:
   slurm-elastic init                      writes run.yaml
   slurm-elastic check run.yaml            every fault at once, with its line
   slurm-elastic submit run.yaml           starts the run
-  slurm-elastic status --watch            how it goes
+  slurm-elastic status --watch            how your runs go
   slurm-elastic scale RUN --nodes 6       another size, now
   slurm-elastic testbed up                a cluster on this machine to try it on
 

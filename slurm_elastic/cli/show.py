@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def as_json(value: Any) -> None:
@@ -16,8 +19,17 @@ def as_json(value: Any) -> None:
 
 def as_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
     """A table on stdout; numbers to the right."""
-    from rich import box
     from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(table_of(columns, rows, title=title))
+
+
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> Table:
+    """The table that `as_table` prints."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
@@ -28,10 +40,7 @@ def as_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title:
         table.add_column(Text(column), justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
-    console.print(table)
+    return table
 
 
 def _cell(value: object) -> str:

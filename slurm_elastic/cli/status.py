@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_elastic.cli.show import as_json, as_table
+from slurm_elastic.cli.show import as_json, as_table, table_of
 from slurm_elastic.errors import RunDirectoryError
 from slurm_elastic.rundir import RunDirectory
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 STALE_S = 5.0
 REFRESH_S = 1.0
 ASK_SLURM_EVERY_S = 15.0
+_COLUMNS = ("run", "state", "nodes", "step", "problems", "directory")
+_NO_RUNS = "no runs; `slurm-elastic submit run.yaml` starts one"
 _NOTHING_LIVES = {"jobs": [], "nodes": 0, "workers": 0, "pending_companions": 0, "standby": None, "stale": False}
 
 
 @click.command()
 @click.argument("run", required=False, metavar="[RUN|JOBID]")
-@click.option("--watch", is_flag=True, help="Refresh every second, until Ctrl-C or the run's end.")
+@click.option("--watch", is_flag=True, help="Refresh every second, until Ctrl-C or the end of RUN.")
 @click.option("--json", "json_wanted", is_flag=True, help="One JSON document (stable, see docs/cli.md).")
 def status(run: str | None, watch: bool, json_wanted: bool) -> None:
     """List your runs, or show one: its nodes, progress, last checkpoint, last transition, and problems with a hint.
@@ -34,6 +36,7 @@ def status(run: str | None, watch: bool, json_wanted: bool) -> None:
     \b
     Examples:
       slurm-elastic status                     all your runs
+      slurm-elastic status --watch             the same, again and again
       slurm-elastic status runs/gpt --watch
       slurm-elastic status 4711 --json | jq .problems
     \b
@@ -45,9 +48,7 @@ def status(run: str | None, watch: bool, json_wanted: bool) -> None:
     if watch and json_wanted:
         raise click.UsageError("--watch and --json exclude each other; `events --json --follow` is for programs")
     if run is None:
-        if watch:
-            raise click.UsageError("--watch needs a RUN")
-        _list(json_wanted)
+        _watch_list() if watch else _list(json_wanted)
         return
     found = find_run(run)
     slurm = command_client.CommandSlurm()
@@ -132,18 +133,45 @@ def _cancelled(run: RunDirectory) -> dict[str, Any]:
 
 
 def _list(json_wanted: bool) -> None:
-    from slurm_elastic.cli.find_run import users_runs
-
-    rows = [_row(run) for run in users_runs()]
+    rows = _rows()
     if json_wanted:
         as_json({"runs": rows})
     elif rows:
-        columns = ("run", "state", "nodes", "step", "problems", "run_dir")
-        for row in rows:
-            row["state"] += " (supervisor away)" if row["stale"] else ""
-        as_table((*columns[:-1], "directory"), [[row[name] for name in columns] for row in rows])
+        as_table(_COLUMNS, _cells(rows))
     else:
-        click.echo("no runs; `slurm-elastic submit run.yaml` starts one")
+        click.echo(_NO_RUNS)
+
+
+def _watch_list() -> None:
+    """Until Ctrl-C: a new run may come at any time."""
+    from rich.live import Live
+
+    with Live(auto_refresh=False) as live:
+        try:
+            while True:
+                rows = _rows()
+                live.update(table_of(_COLUMNS, _cells(rows)) if rows else _NO_RUNS, refresh=True)
+                time.sleep(REFRESH_S)
+        except KeyboardInterrupt:
+            return
+
+
+def _rows() -> list[dict[str, Any]]:
+    from slurm_elastic.cli.find_run import users_runs
+
+    return [_row(run) for run in users_runs()]
+
+
+def _cells(rows: list[dict[str, Any]]) -> list[list[object]]:
+    """As _COLUMNS names them."""
+    away = " (supervisor away)"
+    return [
+        [
+            *(row["run"], row["state"] + away * row["stale"]),
+            *(row[name] for name in ("nodes", "step", "problems", "run_dir")),
+        ]
+        for row in rows
+    ]
 
 
 def _row(run: RunDirectory) -> dict[str, Any]:

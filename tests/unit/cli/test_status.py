@@ -95,6 +95,25 @@ def test_without_arguments_all_runs_are_listed_from_the_index_and_from_here(
     assert "training (supervisor away)" in capsys.readouterr().out
 
 
+def test_the_list_can_be_watched_and_shows_what_comes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "here" / "one")
+    looks = []
+
+    def until_the_second_look(_: float) -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+        make_run(tmp_path / "here" / "two")
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("slurm_elastic.cli.status.time.sleep", until_the_second_look)
+    assert command(["status", "--watch"]) == 0
+    shown = capsys.readouterr().out
+    assert "one" in shown and "two" in shown
+
+
 def test_no_runs_is_an_answer_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["status"]) == 0
     assert "no runs" in capsys.readouterr().out
@@ -115,7 +134,6 @@ def test_a_finished_run_is_not_stale(tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         (["nowhere"], "no run directory nowhere"),
         (["."], "not a run directory"),
-        (["--watch"], "--watch needs a RUN"),
         (["x", "--watch", "--json"], "exclude each other"),
         (["99999999999999999999"], "none of your runs"),
     ],
