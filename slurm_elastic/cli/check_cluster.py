@@ -1,14 +1,18 @@
-"""Do the settings fit the cluster as it is configured now? Judges what Slurm answered; asks nothing itself."""
+"""Do the settings fit the cluster as it is configured now? Judges what Slurm answered."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from slurm_elastic.config_decode import did_you_mean
 from slurm_elastic.config_model import RunConfig
+from slurm_elastic.errors import SlurmError
 from slurm_elastic.units import format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from slurm_elastic.slurm.api import SlurmClient
 
 Records = Mapping[str, Mapping[str, str]]
 
@@ -46,6 +50,41 @@ def judge(config: RunConfig, facts: ClusterFacts) -> Iterator[Finding]:
         yield from _preemption(config, facts)
 
 
+def unknown_names(config: RunConfig, slurm: SlurmClient) -> list[Finding]:
+    """QOS and partitions of companions that do not exist: Slurm would refuse them only after the run has started.
+
+    Empty when Slurm does not answer: whether the run can start is for sbatch to say.
+    """
+    elastic = config.elastic
+    if config.run.layout != "companions" or elastic.max_nodes <= config.base.nodes:
+        return []
+    try:
+        facts = ClusterFacts(
+            partitions=slurm.partitions() if elastic.partition else {}, qos=slurm.qos() if elastic.qos else {}
+        )
+    except SlurmError:
+        return []
+    partitions = elastic.partition.split(",") if facts.partitions else []
+    found = [finding for name in partitions if (finding := _no_partition("elastic", name, facts))]
+    if facts.qos and (finding := _no_qos("elastic", elastic.qos, facts)):
+        found.append(finding)
+    return found
+
+
+def _no_partition(section: str, name: str, facts: ClusterFacts) -> Finding | None:
+    if name in facts.partitions:
+        return None
+    hint = did_you_mean(name, facts.partitions) or f"; there are {', '.join(sorted(facts.partitions)[:10])}"
+    return Finding("error", f"{section}.partition", f"Slurm has no partition {name!r}{hint}")
+
+
+def _no_qos(section: str, name: str, facts: ClusterFacts) -> Finding | None:
+    if name.lower() in (known.lower() for known in facts.qos):  # as Slurm compares them
+        return None
+    hint = did_you_mean(name, facts.qos) or f"; there are {', '.join(sorted(facts.qos)[:10])}"
+    return Finding("error", f"{section}.qos", f"Slurm has no QOS {name!r}{hint}")
+
+
 def _partition(
     section: str, names: str, nodes: int, time_s: float | None, config: RunConfig, facts: ClusterFacts
 ) -> Iterator[Finding]:
@@ -53,11 +92,11 @@ def _partition(
         return
     wanted = config.elastic.max_nodes
     for name in names.split(",") if names else _default_partition(facts):
-        found = facts.partitions.get(name)
-        if found is None:
-            hint = did_you_mean(name, facts.partitions) or f"; there are {', '.join(sorted(facts.partitions)[:10])}"
-            yield Finding("error", f"{section}.partition", f"Slurm has no partition {name!r}{hint}")
+        unknown = _no_partition(section, name, facts)
+        if unknown:
+            yield unknown
             continue
+        found = facts.partitions[name]
         state = found.get("State", "UP")
         if state != "UP":
             yield Finding("warning", f"{section}.partition", f"partition {name} is {state}: jobs wait or are refused")
@@ -80,12 +119,11 @@ def _default_partition(facts: ClusterFacts) -> list[str]:
 def _qos(section: str, name: str, time_s: float | None, facts: ClusterFacts) -> Iterator[Finding]:
     if not name or not facts.qos:
         return
-    found = facts.qos.get(name)
-    if found is None:
-        hint = did_you_mean(name, facts.qos) or f"; there are {', '.join(sorted(facts.qos)[:10])}"
-        yield Finding("error", f"{section}.qos", f"Slurm has no QOS {name!r}{hint}")
+    unknown = _no_qos(section, name, facts)
+    if unknown:
+        yield unknown
         return
-    yield from _time_limit(f"{section}.time", time_s, found.get("MaxWall"), f"QOS {name}")
+    yield from _time_limit(f"{section}.time", time_s, facts.qos.get(name, {}).get("MaxWall"), f"QOS {name}")
 
 
 def _time_limit(key: str, wanted_s: float | None, printed: str | None, where: str) -> Iterator[Finding]:

@@ -56,6 +56,8 @@ def _submit(settings: RunConfig, run: RunDirectory, source: Path, prepare: bool,
 
     slurm = CommandSlurm()
     _refuse_if_finished(run)
+    if not prepare:
+        _refuse_unknown_names(settings, slurm, source)
     _make_directory(run)
     with one_at_a_time(run):
         if any(run.jobs.iterdir()):  # a script of it was made before
@@ -91,6 +93,19 @@ def _refuse_if_finished(run: RunDirectory) -> None:
         raise UserMistake(
             f"the run in {run.path} is finished",
             fix="choose another run.dir for a new run (or remove DONE there to train on, with more steps)",
+        )
+
+
+def _refuse_unknown_names(settings: RunConfig, slurm: SlurmClient, source: Path) -> None:
+    """Those of companions: a wrong name of the base job's is refused by sbatch, at once."""
+    from slurm_elastic.cli.check_cluster import unknown_names
+    from slurm_elastic.errors import UserMistake
+
+    found = unknown_names(settings, slurm)
+    if found:
+        raise UserMistake(
+            "\n".join(f"{each.key}: {each.message}" for each in found),
+            fix=f"edit {source}; `slurm-elastic check {shlex.quote(str(source))}` asks Slurm about all of it",
         )
 
 

@@ -96,7 +96,8 @@ def _of_companions(state: State, now: float) -> Iterator[Problem]:
         yield Problem(
             kind="companion_refused",
             problem=f"Slurm will never accept a companion: {state.submit_blocked}",
-            hint="correct elastic.qos, partition, time or base.sbatch; `slurm-elastic check` asks Slurm",
+            hint="correct elastic.qos, partition, time or base.sbatch in run.yaml in the run directory, which a"
+            " supervisor reads when it starts: then `slurm-elastic stop RUN` and `slurm-elastic submit RUN`",
         )
     if state.never_joined:
         yield Problem(

@@ -7,6 +7,7 @@ import pytest
 from slurm_elastic import config
 from slurm_elastic.cli import main
 from slurm_elastic.cli.submitted import not_reported
+from slurm_elastic.errors import SlurmUnknown
 from slurm_elastic.rundir import RunDirectory, replace_json
 from slurm_elastic.slurm import command_client, run_jobs
 from slurm_elastic.testing.memory_slurm import MemorySlurm
@@ -148,6 +149,30 @@ def test_a_directory_that_cannot_be_made_is_the_users_to_mend(slurm, yaml, run, 
 
     assert submit(yaml) == 2
     assert "cannot make the run directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("qos: elastik", "elastic.qos: Slurm has no QOS 'elastik'"), ("partition: x", "partition 'x'")],
+)
+def test_a_companion_that_slurm_would_refuse_is_not_submitted(slurm, yaml, run, capsys, setting, said):
+    slurm.known_qos = {"base": {}, "elastic": {}}
+    slurm.known_partitions = {"main": {}}
+    yaml.write_text(YAML + f"  {setting}\n")
+
+    assert submit(yaml) == 2
+    assert said in capsys.readouterr().err
+    assert not slurm.known_jobs and not run.path.exists()
+
+
+def test_names_that_cannot_be_asked_about_stop_nothing(slurm, yaml, monkeypatch):
+    def away(_):
+        raise SlurmUnknown("away")
+
+    monkeypatch.setattr(MemorySlurm, "qos", away)
+    yaml.write_text(YAML + "  qos: elastik\n")
+
+    assert submit(yaml) == 0
 
 
 def test_a_missing_file_is_named(slurm, tmp_path, capsys):
