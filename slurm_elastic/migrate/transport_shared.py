@@ -21,15 +21,18 @@ from pathlib import Path
 from slurm_elastic.errors import MigrationCancelled, MigrationError, PeerLost
 from slurm_elastic.migrate.transport import Message, Traffic
 from slurm_elastic.migrate.transport_parts import total_bytes
-from slurm_elastic.migrate.transport_shared_link import Link
+from slurm_elastic.migrate.transport_shared_link import SLOT_BYTES, Link
 
 HELLO_BYTES = 1024
 _CREDENTIALS = struct.Struct("3i")
 
 
 class SharedMemoryTransport:
-    def __init__(self, me: str) -> None:
+    """`slot_bytes`: of the two buffers a direction, between two processes; the same in all of them."""
+
+    def __init__(self, me: str, *, slot_bytes: int = SLOT_BYTES) -> None:
         self.traffic = Traffic()
+        self._slot_bytes = slot_bytes
         self._me = me
         self._token = secrets.token_hex(16)
         name = f"slurm-elastic-{os.getpid()}-{secrets.token_hex(8)}"
@@ -132,7 +135,7 @@ class SharedMemoryTransport:
         except OSError as broken:
             connection.close()
             raise PeerLost(f"device {device} cannot be reached on this node: {broken}", peer=device) from broken
-        self._links[device] = Link(device, connection)
+        self._links[device] = Link(device, connection, self._slot_bytes)
 
     def _answer(self, expected: Mapping[str, Sequence[str]], missing: str, deadline: float) -> None:
         """Let in one caller that knows the token and is expected; anybody else is hung up on."""
@@ -149,7 +152,7 @@ class SharedMemoryTransport:
             if not hmac.compare_digest(token, self._token):
                 device = ""
         if device in expected and device not in self._links:
-            self._links[device] = Link(device, connection)
+            self._links[device] = Link(device, connection, self._slot_bytes)
         else:
             connection.close()
 

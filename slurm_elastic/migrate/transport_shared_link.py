@@ -21,8 +21,8 @@ import torch
 from slurm_elastic.errors import PeerLost
 from slurm_elastic.migrate.transport_parts import aligned, cuts, place, size_bytes
 
-SLOT_BYTES = 1 << 20  # fits the second-level cache, so that the copy out of it is a cheap one
-SLOTS = 4
+SLOT_BYTES = 8 << 20  # waking the other process costs as much as copying 1 MiB: 1 MiB slots were three times as slow
+SLOTS = 2
 RECORD = struct.Struct("<BxxxI")
 RING, FILLED, FREED = 1, 2, 3  # with a descriptor | bytes in the next slot | one slot more
 _INT = struct.Struct("i")
@@ -33,14 +33,14 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW  # nobody can pull the pages aw
 Load = list[tuple[int, torch.Tensor]]  # (place in the slot, what goes there)
 
 
-def loads(parts: Sequence[torch.Tensor]) -> Iterator[tuple[Load, int]]:
+def loads(parts: Sequence[torch.Tensor], slot_bytes: int) -> Iterator[tuple[Load, int]]:
     """What fills one slot after the other, and how many bytes it is; the same on both ends."""
     load: Load = []
     used = 0
     for part in parts:
-        for piece in cuts(part, SLOT_BYTES):
+        for piece in cuts(part, slot_bytes):
             size = aligned(size_bytes(piece))
-            if load and used + size > SLOT_BYTES:
+            if load and used + size > slot_bytes:
                 yield load, used
                 load, used = [], 0
             load.append((used, piece))
@@ -52,8 +52,9 @@ def loads(parts: Sequence[torch.Tensor]) -> Iterator[tuple[Load, int]]:
 class Link:
     """`pump` moves what can be moved now. `unfinished` counts the messages posted here that are not through."""
 
-    def __init__(self, peer: str, connection: socket.socket) -> None:
+    def __init__(self, peer: str, connection: socket.socket, slot_bytes: int) -> None:
         self.peer = peer
+        self._slot_bytes = slot_bytes
         self.connection = connection
         self.unfinished = 0
         self.open = True
@@ -69,12 +70,12 @@ class Link:
         self._slot_in = 0
 
     def send(self, parts: Sequence[torch.Tensor]) -> None:
-        self._outgoing.append(loads(parts))
+        self._outgoing.append(loads(parts, self._slot_bytes))
         self.unfinished += 1
         self._advance_out()
 
     def receive(self, parts: Sequence[torch.Tensor]) -> None:
-        self._incoming.append(loads(parts))
+        self._incoming.append(loads(parts, self._slot_bytes))
         self.unfinished += 1
         self._advance_in()
 
@@ -107,7 +108,7 @@ class Link:
                 return
             kind, count = RECORD.unpack(record)
             if kind == RING:
-                self._ring_in = _map(_INT.unpack(attached[0][2])[0], self.peer)
+                self._ring_in = _map(_INT.unpack(attached[0][2])[0], self.peer, SLOTS * self._slot_bytes)
             elif kind == FILLED:
                 self._filled.append(count)
             elif kind == FREED:
@@ -139,7 +140,7 @@ class Link:
     def _fill(self, load: Load, used: int) -> None:
         if self._ring_out is None:
             self._ring_out = self._make_ring()
-        start = self._slot_out * SLOT_BYTES
+        start = self._slot_out * self._slot_bytes
         for offset, piece in load:
             place(self._ring_out, start + offset, piece).copy_(piece)
         self._slot_out = (self._slot_out + 1) % SLOTS
@@ -150,7 +151,7 @@ class Link:
         filled = self._filled.popleft()
         if filled != used or self._ring_in is None:
             raise self._lost(f"sent {filled} bytes where {used} were expected: the two do not follow the same plan")
-        start = self._slot_in * SLOT_BYTES
+        start = self._slot_in * self._slot_bytes
         for offset, piece in load:
             piece.copy_(place(self._ring_in, start + offset, piece))
         self._slot_in = (self._slot_in + 1) % SLOTS
@@ -158,11 +159,11 @@ class Link:
 
     def _make_ring(self) -> torch.Tensor:
         descriptor = os.memfd_create("slurm-elastic", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, SLOTS * SLOT_BYTES)
+        os.ftruncate(descriptor, SLOTS * self._slot_bytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         with contextlib.suppress(OSError):
             socket.send_fds(self.connection, [RECORD.pack(RING, 0)], [descriptor])
-        return _map(descriptor, self.peer)
+        return _map(descriptor, self.peer, SLOTS * self._slot_bytes)
 
     def _say(self, kind: int, count: int) -> None:
         with contextlib.suppress(OSError):  # it is gone; what it said before is still to be heard, then its end
@@ -172,11 +173,11 @@ class Link:
         return PeerLost(f"device {self.peer} {how}", peer=self.peer)
 
 
-def _map(descriptor: int, peer: str) -> torch.Tensor:
+def _map(descriptor: int, peer: str, size: int) -> torch.Tensor:
     """The memory file as bytes; takes the descriptor."""
     try:
-        if os.fstat(descriptor).st_size != SLOTS * SLOT_BYTES:
+        if os.fstat(descriptor).st_size != size:
             raise PeerLost(f"device {peer} offers a shared memory of another size: another version?", peer=peer)
-        return torch.frombuffer(mmap.mmap(descriptor, SLOTS * SLOT_BYTES), dtype=torch.uint8)
+        return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
     finally:
         os.close(descriptor)

@@ -21,6 +21,7 @@ from slurm_elastic.training.groups import Sockets
 from tests.training.migration_cases import Case, boxes_of, cut_out, truth
 
 MEETING_S = 60.0
+SLOT_BYTES = 1 << 20  # small: a message takes several
 
 
 def store_at(port: int, *, served: bool = False) -> Any:
@@ -38,7 +39,7 @@ def gloo(store: Any, names: tuple[str, ...], rank: int) -> TorchTransport:
 
 
 def shared(store: Any, names: tuple[str, ...], rank: int) -> SharedMemoryTransport:
-    transport = SharedMemoryTransport(names[rank])
+    transport = SharedMemoryTransport(names[rank], slot_bytes=SLOT_BYTES)
     store.set(f"address/{names[rank]}", transport.address)
     transport.introduce({name: store.get(f"address/{name}").decode() for name in names}, MEETING_S)
     return transport
