@@ -11,12 +11,14 @@ from slurm_elastic.rundir import RunDirectory
 _TAIL_LINES = 12
 _TAIL_BYTES = 16_384
 _DETAIL_CHARACTERS = 2000
-_ERROR_CHARACTERS = 200  # of the last line, which names the error
+_ERROR_CHARACTERS = 200  # of the line that names the error, and of the one with its fix
 _SIGNAL_EXIT = 128  # srun adds the signal's number to this
 
 # srun: error: n2: task 1: Exited with exit code 3        srun: error: n2: tasks 0-1: Killed
 _TASK_ENDED = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<task>\d+)[-,\d]*: (?P<how>.+)")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # what torch puts before each line of a traceback
+_TRACEBACK = "Traceback (most recent call last):"
 NODE_FAILED = "Node failure on"
 
 
@@ -54,11 +56,33 @@ def ending_of(run_dir: RunDirectory, generation: int, srun_said: str, returncode
     if exited:
         exit_code, signal = _plain(int(exited[1]))
     log = run_dir.worker_log(generation, first["node"], _local_rank(run_dir, generation, first["node"], first["task"]))
-    end = _last_lines(read_tail(log))
-    error = end.rpartition("\n")[2].strip()[:_ERROR_CHARACTERS]
+    tail = read_tail(log)
+    end, error = _last_lines(tail), headline(tail)
     where = f"{log.parent.parent.name}/{log.parent.name}/{log.name}"
     title = f"{log.stem}: {error or first['how'].strip()} (see {where})"
     return Ending(exit_code, signal, f"{title}\n{end[-_DETAIL_CHARACTERS:]}".strip())
+
+
+def headline(end_of_log: str) -> str:
+    """The line that names the error, with its fix if it has one: that of the last traceback, else the last line.
+
+    A traceback long before the end was not the end.
+    """
+    lines = [plain for line in end_of_log.splitlines() if (plain := _RANK.sub("", line).rstrip())]
+    begin = next((at for at in reversed(range(len(lines))) if lines[at] == _TRACEBACK), len(lines))
+    raised = (at for at in range(begin + 1, len(lines)) if not lines[at][0].isspace())
+    error = next(raised, -1)
+    if error < len(lines) - _TAIL_LINES:
+        error = len(lines) - 1
+    if error > 0 and _is_fix(lines[error]):
+        error -= 1
+    fix = next(filter(_is_fix, lines[error + 1 :]), "")
+    return "; ".join(line.strip()[:_ERROR_CHARACTERS] for line in (*lines[error : error + 1], fix) if line)
+
+
+def _is_fix(line: str) -> bool:
+    """Our own errors say what to do in a line of its own."""
+    return line.lstrip().startswith("fix: ")
 
 
 def read_tail(path: Path) -> str:

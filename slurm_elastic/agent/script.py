@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 _WARM = "torch,torch.distributed,torch.distributed.checkpoint,torch.nn.parallel,slurm_elastic.training"
-_PYTHONS = frozenset({"python", "python3", f"python{sys.version_info.major}.{sys.version_info.minor}"})
+PYTHONS = frozenset({"python", "python3", f"python{sys.version_info.major}.{sys.version_info.minor}"})
 
 
 def is_python(command: Sequence[str]) -> bool:
@@ -94,9 +94,9 @@ def exec_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    program = sys.executable if command[0] in _PYTHONS else command[0]
+    program = sys.executable if command[0] in PYTHONS else command[0]
     os.execvpe(program, [program, *command[1:]], dict(environ))
 
 
 def _is_this_python(program: str) -> bool:
-    return program in _PYTHONS or (os.sep in program and Path(program).absolute() == Path(sys.executable).absolute())
+    return program in PYTHONS or (os.sep in program and Path(program).absolute() == Path(sys.executable).absolute())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurm_elastic.agent.script import PYTHONS
+from slurm_elastic.config_decode import did_you_mean
 from slurm_elastic.config_model import RunConfig
 
 
@@ -18,6 +22,10 @@ def missing_files(config: RunConfig) -> Iterator[tuple[str, str]]:
     if not workdir.is_dir():
         yield "run.workdir", f"there is no folder {workdir} on this machine"
         return
+    path = config.run.env.get("PATH", os.environ.get("PATH"))
+    if "/" not in command[0] and command[0] not in PYTHONS and not shutil.which(command[0], path=path):
+        hint = did_you_mean(command[0], ("python", "torchrun", "bash"))
+        yield "run.command", f"there is no program {command[0]!r} in the PATH of this machine{hint}"
     script = next((word for word in command if word.endswith(".py")), "")
     for word in dict.fromkeys((command[0] if "/" in command[0] else "", script)):
         if word and not (workdir / word).exists():

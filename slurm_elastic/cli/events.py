@@ -60,10 +60,11 @@ def events(run: str, json_wanted: bool, follow: bool, kinds: tuple[str, ...]) ->
 
 
 def line_of(event: Happening) -> str:
-    """One event for people."""
+    """One event for people: of a reason of several lines (an error and its traceback) the first."""
     figures = " ".join(f"{name}={_short(value)}" for name, value in event.figures.items())
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
-    line = f"{moment}  gen {event.generation:<3} {event.kind:12} {event.reason}" + (f"  [{figures}]" if figures else "")
+    reason = event.reason.partition("\n")[0]
+    line = f"{moment}  gen {event.generation:<3} {event.kind:12} {reason}" + (f"  [{figures}]" if figures else "")
     return "".join(letter if letter.isprintable() else "?" for letter in line)  # reasons quote workers' logs
 
 

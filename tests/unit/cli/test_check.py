@@ -172,6 +172,8 @@ def test_without_an_answering_cluster_it_is_not_said_to_have_been_asked(tmp_path
     [
         ("[python, gone.py]", "run.command", "there is no"),
         ("[./gone]", "run.command", "there is no"),
+        ("[pyhton, there.py]", "run.command", "did you mean 'python'"),
+        ("[sh, there.py]", "", ""),
         ('["python train.py"]', "run.command", "one word with blanks"),
         ("[python, there.py]", "", ""),
         ("[python, -m, module]", "", ""),

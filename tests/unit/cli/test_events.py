@@ -41,6 +41,18 @@ def test_json_is_one_object_per_line(run_path: Path, capsys: pytest.CaptureFixtu
     assert second["kind"] == "transition" and second["stall_s"] == 1.25
 
 
+def test_of_an_error_with_its_traceback_only_the_headline_is_shown_but_json_has_all(
+    run_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "n2-0: KeyError: 1 (see logs/x)\nTraceback ...\nKeyError: 1"
+    EventLog(run_path / "events.jsonl").append("worker_failed", 4, reason, node="n2")
+
+    assert command(["events", str(run_path), "--kind", "worker_failed"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("n2-0: KeyError: 1 (see logs/x)  [node=n2]")
+    assert command(["events", str(run_path), "--kind", "worker_failed", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reason"] == reason
+
+
 def test_follow_shows_what_comes_and_ends_with_the_run(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def later() -> None:
         EventLog(run_path / "events.jsonl").append("end", 3, "finished")
