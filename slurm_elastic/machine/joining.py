@@ -38,6 +38,9 @@ def supervisor_started(turn: Turn, event: SupervisorStarted) -> None:
         _begin_anew(turn, "the base job came back" if same_id else "the run was submitted again")
     if not same_job:
         turn.change(allocations=tuple(a for a in turn.state.allocations if a.role != "base"))
+        if event.base_job_id != state.base_job_id or not state.stop_asked:
+            # the job before was gone before the run had ended: what it was about to do is nobody's wish any more
+            turn.change(ending="", stop_asked=False, hold_until=0.0)
     turn.change(
         epoch=event.epoch,
         base_job_id=event.base_job_id,

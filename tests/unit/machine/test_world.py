@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from machine.world import BASE, TRAINS, World, policy
+from machine.world import BASE, TRAINS, FakeJob, World, policy
 from slurm_elastic.machine import actions as a
 from slurm_elastic.machine import events as e
 
@@ -177,6 +177,49 @@ def test_a_requeued_base_job_goes_on_with_the_companions_that_live() -> None:
 
     assert world.state.phase == "training"
     assert {m.node for m in world.state.members} == {"b8", "b9", "c1", "c2", "c3"}
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("companions_left", [True, False])
+@pytest.mark.parametrize(("ending", "job_id"), [("notice", 300), ("notice", BASE), ("asked", 300)])
+def test_a_base_job_that_was_gone_before_the_run_had_ended_leaves_no_ending_to_the_next(
+    ending: str, job_id: int, companions_left: bool, elastic: bool
+) -> None:
+    world = grown(max_restarts=0)
+    world.elastic = elastic
+    world.pass_time(3)
+    if ending == "asked":
+        world.feed(e.StopRequested())
+    else:
+        world.feed(e.NoticeReceived(job_id=BASE, source="SIGTERM", deadline=world.now + 5))
+    assert world.state.phase == "draining"
+    base = world.jobs.pop(BASE)
+    world.workers = {k: v for k, v in world.workers.items() if k[1] not in base.nodes}
+    restarts = int(job_id == BASE)
+    world.jobs[job_id] = FakeJob(job_id, base.nodes, state="RUNNING", agent=True, incarnation=2)
+    world.feed(e.SupervisorStarted(epoch=2, base_job_id=job_id, restart_count=restarts, rejoin_s=10.0))
+    for companion in list(world.companions()):
+        if companion != job_id:
+            world.join(companion) if companions_left else world.end_job(companion)
+    joined = e.AgentJoined(job_id=job_id, role="base", nodes=base.nodes, incarnation="2", restart_count=restarts)
+    world.feed(joined)
+    world.pass_time(120)
+
+    assert (world.over, world.state.phase, world.state.ending) == ("", "training", "")
+    assert {"b1", "b2"} <= {m.node for m in world.state.members}
+
+
+def test_a_run_that_was_asked_to_stop_stops_also_when_its_base_job_is_requeued_meanwhile() -> None:
+    world = grown()
+    world.feed(e.StopRequested())
+    base = world.jobs[BASE]
+    world.workers = {k: v for k, v in world.workers.items() if k[1] not in base.nodes}
+    world.feed(e.SupervisorStarted(epoch=2, base_job_id=BASE, restart_count=1, rejoin_s=10.0))
+    for companion in world.companions():
+        world.join(companion)
+    world.pass_time(10)
+
+    assert world.over == "Stop"
 
 
 def test_a_finished_training_finishes_the_run() -> None:
