@@ -72,7 +72,7 @@ def headline(end_of_log: str) -> str:
     begin = next((at for at in reversed(range(len(lines))) if lines[at] == _TRACEBACK), len(lines))
     raised = (at for at in range(begin + 1, len(lines)) if not lines[at][0].isspace())
     error = next(raised, -1)
-    if error < len(lines) - _TAIL_LINES:
+    if error < max(0, len(lines) - _TAIL_LINES):
         error = len(lines) - 1
     if error > 0 and _is_fix(lines[error]):
         error -= 1
