@@ -16,6 +16,7 @@ from slurm_elastic.config_yaml import Fault, Unreadable, parse, read_text
 from slurm_elastic.errors import ConfigError
 
 MOST_FAULTS = 50
+MISSING_FIX = "name another file or a run directory; `slurm-elastic init` writes a run.yaml to start from"
 
 
 def load(path: Path | str) -> RunConfig:
@@ -27,7 +28,8 @@ def load(path: Path | str) -> RunConfig:
     try:
         text = read_text(path)
     except Unreadable as broken:
-        raise ConfigError(path, [broken.fault]) from broken
+        missing = isinstance(broken.__cause__, FileNotFoundError)
+        raise ConfigError(path, [broken.fault], fix=MISSING_FIX if missing else "") from broken
     return loads(text, path)
 
 

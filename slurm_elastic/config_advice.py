@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurm_elastic.config_model import RunConfig
+from slurm_elastic.config_model import Elastic, RunConfig
 from slurm_elastic.machine.sizes import allowed_sizes, listed_sizes, size_policy
 from slurm_elastic.units import format_duration
 
 
 def advice(config: RunConfig) -> tuple[tuple[str, str], ...]:
     """(key, what may surprise) for settings that are allowed. Shown by `check` and at submit."""
-    return (*_on_loss(config), *_on_transitions(config), *_on_jobs(config), *_on_batch(config))
+    return (
+        *_on_loss(config),
+        *_on_transitions(config),
+        *_on_sizes(config),
+        *(_on_single(config) if config.run.layout == "single" else _on_jobs(config)),
+        *_on_batch(config),
+    )
 
 
 def loss_bound(config: RunConfig) -> str:
@@ -41,10 +47,25 @@ def _on_transitions(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "elastic.transition", "live, but the workers of an MPI world can only be started together: as relaunch"
 
 
+def _on_sizes(config: RunConfig) -> Iterator[tuple[str, str]]:
+    listed, most = listed_sizes(size_policy(config)), config.elastic.max_nodes
+    if listed[-1] < most:
+        grows = "" if len(listed) > 1 else ": the run never grows"
+        yield "elastic.max_nodes", f"{most} is never reached, the largest allowed size is {listed[-1]} nodes{grows}"
+
+
+def _on_single(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """One job has one QOS, partition and time limit; those of `elastic` come first."""
+    for name in ("qos", "partition", "time"):
+        unused, used = getattr(config.base, name), getattr(config.elastic, name)
+        if unused and used and unused != used:
+            yield f"base.{name}", f"ignored with layout single: elastic.{name} is that of the only job"
+    if config.elastic.companion_nodes != Elastic().companion_nodes:
+        yield "elastic.companion_nodes", "ignored with layout single: there are no companions"
+
+
 def _on_jobs(config: RunConfig) -> Iterator[tuple[str, str]]:
     base, elastic = config.base, config.elastic
-    if config.run.layout == "single":
-        return
     if elastic.max_nodes == base.nodes:
         yield "elastic.max_nodes", f"the same as base.nodes ({base.nodes}): no companion will ever be asked for"
         return

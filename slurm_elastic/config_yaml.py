@@ -70,6 +70,8 @@ def read_text(path: Path) -> str:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise Unreadable(None, "is not a regular file")
             raw = file.read(LARGEST_FILE + 1)
+    except FileNotFoundError as missing:
+        raise Unreadable(None, "is not there") from missing
     except OSError as broken:
         raise Unreadable(None, f"cannot be read: {broken.strerror}") from broken
     except ValueError as broken:

@@ -51,11 +51,12 @@ class ConfigError(UserMistake):
     `faults` holds (line from 1 or None, dotted key, reason).
     """
 
-    def __init__(self, path: Path | str, faults: Sequence[tuple[int | None, str, str]]) -> None:
+    def __init__(self, path: Path | str, faults: Sequence[tuple[int | None, str, str]], *, fix: str = "") -> None:
         self.path = Path(path)
         self.faults = tuple(faults)
-        rows = [f"{path}:{line or '?'}: {key} {why}".rstrip() for line, key, why in self.faults]
-        super().__init__("\n".join(rows), fix=f"edit the file; `slurm-elastic check {path}` tests it without a job")
+        rows = [f"{path}{f':{line}' if line else ''}: {f'{key} {why}'.strip()}" for line, key, why in self.faults]
+        fix = fix or f"edit the file; `slurm-elastic check {path}` tests it without a job"
+        super().__init__("\n".join(rows), fix=fix)
 
 
 class RunDirectoryError(SlurmElasticError):

@@ -30,6 +30,8 @@ def parse_duration(text: str) -> float:
         seconds = _clock(text)
     if seconds is None:
         seconds = _parts(text)
+    if seconds is None and text.startswith("-"):
+        raise ValueError(f"a duration cannot be negative; expected {DURATION_FORMS}")
     if seconds is None or not math.isfinite(seconds):
         raise ValueError(f"expected {DURATION_FORMS}")
     if seconds > LONGEST_S:

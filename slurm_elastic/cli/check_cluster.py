@@ -38,8 +38,10 @@ class ClusterFacts:
 def judge(config: RunConfig, facts: ClusterFacts) -> Iterator[Finding]:
     """Everything about partitions, QOS, limits and preemption that does not fit `config`."""
     base, elastic = config.base, config.elastic
-    companions = config.run.layout == "companions" and elastic.max_nodes > base.nodes
-    nodes = base.nodes if config.run.layout == "companions" else elastic.min_nodes
+    if config.run.layout == "single":
+        yield from _single(config, facts)
+        return
+    nodes, companions = base.nodes, elastic.max_nodes > base.nodes
     yield from _partition("base", base.partition, nodes, base.time, config, facts)
     yield from _qos("base", base.qos, base.time, facts)
     if companions:
@@ -48,6 +50,15 @@ def judge(config: RunConfig, facts: ClusterFacts) -> Iterator[Finding]:
         )
         yield from _qos("elastic", elastic.qos, elastic.time, facts)
         yield from _preemption(config, facts)
+
+
+def _single(config: RunConfig, facts: ClusterFacts) -> Iterator[Finding]:
+    """The only job takes its options from `elastic`, and from `base` what is not there."""
+    base, elastic = config.base, config.elastic
+    time_s, nodes = elastic.time or base.time, elastic.min_nodes
+    section = "elastic" if elastic.partition else "base"
+    yield from _partition(section, elastic.partition or base.partition, nodes, time_s, config, facts)
+    yield from _qos("elastic" if elastic.qos else "base", elastic.qos or base.qos, time_s, facts)
 
 
 def unknown_names(config: RunConfig, slurm: SlurmClient) -> list[Finding]:

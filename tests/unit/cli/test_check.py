@@ -55,6 +55,13 @@ def test_names_and_counts_are_compared_with_the_cluster(old, new, level, key, sa
     assert [found for found in judged(text) if found[:2] == (level, key) and said in found[2]]
 
 
+def test_the_only_job_of_a_single_layout_has_the_qos_of_elastic():
+    text = FILE.replace("[python]", "[python], layout: single").replace("qos: high", "qos: gone")
+
+    assert judged(text) == []
+    assert [found[1] for found in judged(text.replace("qos: low", "qos: lo"))] == ["elastic.qos"]
+
+
 def test_limits_of_partition_and_qos_are_compared():
     short = {"main": {**GOOD.partitions["main"], "MaxTime": "00:20:00", "MaxNodes": "1"}}
     strict = {**GOOD.qos, "low": {**GOOD.qos["low"], "MaxWall": "00:10:00"}}

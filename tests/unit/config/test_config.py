@@ -185,7 +185,7 @@ def test_files_that_cannot_be_read_are_faults_too(tmp_path):
         ("latin", "UTF-8"),
         ("big", "larger"),
         ("folder", "directory"),
-        ("none", "No such"),
+        ("none", "not there"),
         ("\0", "null"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -217,6 +217,38 @@ def test_advice_says_what_an_unplanned_failure_costs():
     assert advice(quiet) == ()
     assert loss_bound(quiet) == "at most 10m of work"
     assert {key for key, _ in advice(risky)} == {"checkpoint.every", "elastic.qos"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "key", "said"),
+    [
+        ("max_nodes", "5\n  replica_increment_step: 4", "elastic.max_nodes", "2 nodes: the run never grows"),
+        ("max_nodes", "7\n  replica_increment_step: 4", "elastic.max_nodes", "7 is never reached, the largest"),
+    ],
+)
+def test_advice_on_sizes_that_are_never_reached(setting, value, key, said):
+    text = GOOD.replace(f"  {setting}: 6", f"  {setting}: {value}")
+
+    assert [found for found, message in advice(loads(text, "/a/run.yaml")) if said in message] == [key]
+
+
+def test_advice_on_what_a_single_job_ignores():
+    text = GOOD.replace("  name: gpt", "  name: gpt\n  layout: single").replace("  nodes: 2", "  nodes: 2\n  qos: base")
+    text = text.replace("  max_nodes: 6", "  max_nodes: 6\n  companion_nodes: 2")
+
+    assert {key for key, _ in advice(loads(text, "/a/run.yaml"))} == {
+        "base.qos",
+        "base.time",
+        "elastic.companion_nodes",
+    }
+
+
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
+    with pytest.raises(ConfigError) as missing:
+        load(tmp_path / "y.yaml")
+
+    assert missing.value.problem == f"{tmp_path}/y.yaml: the file is not there"
+    assert "init" in missing.value.fix
 
 
 def test_every_key_is_documented_and_the_reference_is_up_to_date():

@@ -70,6 +70,11 @@ def test_anything_else_is_refused_as_a_value_error(text):
         parse_duration(text)
 
 
+def test_a_negative_duration_is_said_to_be_negative():
+    with pytest.raises(ValueError, match="negative"):
+        parse_duration("-5m")
+
+
 @given(st.text(max_size=30))
 def test_no_text_makes_the_parsers_fail_otherwise(text):
     for parse in (parse_duration, parse_size):
