@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.cli.find_run import find_run
-from slurm_elastic.cli.submitted import not_reported
+from slurm_elastic.cli.submitted import left_slurm, not_reported
 from slurm_elastic.errors import RequestNotTaken, UserMistake
-from slurm_elastic.observe.status import OVER, Status, read_status
+from slurm_elastic.observe.status import OVER, STALE_S, Status, read_status
 from slurm_elastic.rundir import RunDirectory, replace_json
+from slurm_elastic.slurm import command_client
 
 TAKEN_WITHIN_S = 15.0
 LOOK_AGAIN_S = 0.1
@@ -29,7 +30,20 @@ def running(name: str) -> tuple[RunDirectory, Status]:
             f"the run {run.path} has not started: no supervisor of {job} has reported",
             fix=f"wait until it runs, or cancel it: `slurm-elastic stop {shlex.quote(str(run.path))}`",
         )
+    refuse_if_left(run, found)
     return run, found
+
+
+def refuse_if_left(run: RunDirectory, status: Status) -> None:
+    """Raises UserMistake when nobody will ever take a request: the supervisor is silent and its job has left Slurm."""
+    silent = time.time() - status.supervisor.time > STALE_S
+    gone = left_slurm(run, status, command_client.CommandSlurm()) if silent else ""
+    if gone:
+        where = shlex.quote(str(run.path))
+        raise UserMistake(
+            f"nothing of the run {run.path} is left: {gone}",
+            fix=f"`slurm-elastic submit {where}` goes on from its last checkpoint",
+        )
 
 
 def refuse_if_over(run: RunDirectory) -> None:

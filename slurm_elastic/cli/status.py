@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from slurm_elastic.cli.submitted import Submitted
     from slurm_elastic.slurm.api import SlurmClient
 
-STALE_S = 5.0
 REFRESH_S = 1.0
 ASK_SLURM_EVERY_S = 15.0
 _COLUMNS = ("run", "state", "nodes", "step", "problems", "directory")
@@ -68,12 +67,12 @@ def status(run: str | None, watch: bool, json_wanted: bool) -> None:
 def document(run: RunDirectory, now: float, slurm: SlurmClient | None = None) -> dict[str, Any]:
     """What --json prints: status.json, and beside it `supervisor_age_s`, `stale` and `done`.
 
-    With `slurm`, a base job whose supervisor has not reported is looked up there; without, nothing is asked.
+    With `slurm`, a base job whose supervisor does not report is looked up there; without, nothing is asked.
     """
     import msgspec
 
-    from slurm_elastic.cli.submitted import not_reported
-    from slurm_elastic.observe.status import OVER, read_status
+    from slurm_elastic.cli.submitted import left_slurm, not_reported
+    from slurm_elastic.observe.status import OVER, STALE_S, read_status
 
     found = read_status(run.status)
     done = run.done.exists()
@@ -88,6 +87,11 @@ def document(run: RunDirectory, now: float, slurm: SlurmClient | None = None) ->
         return shown | _NOTHING_LIVES | {"problems": []} | _waiting(submitted, slurm)
     if done or found.state in OVER:
         return shown | _NOTHING_LIVES | ({"state": "finished"} if done else {})
+    gone = left_slurm(run, found, slurm) if age_s > STALE_S and slurm else ""
+    if gone:
+        then = "`slurm-elastic submit` goes on from its last checkpoint"
+        reason = f"{gone} (it was {found.state}: {found.reason}); {then}"
+        return shown | _NOTHING_LIVES | {"state": "stopped", "reason": reason, "problems": []}
     return shown | {"stale": age_s > STALE_S}
 
 
@@ -196,9 +200,10 @@ def _watch(run: RunDirectory, slurm: SlurmClient) -> None:
             while True:
                 asks = time.monotonic() - asked_at > ASK_SLURM_EVERY_S
                 shown = document(run, time.time(), slurm if asks else None)
+                if asks and ("submitted" in shown or shown["stale"]):
+                    asked_at = time.monotonic()
                 if "submitted" in shown:
                     if asks:
-                        asked_at = time.monotonic()
                         answer = {name: shown[name] for name in ("state", "reason", "submitted")}
                     shown |= answer
                 live.update(view(shown, time.time()), refresh=True)

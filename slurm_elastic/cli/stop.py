@@ -29,7 +29,7 @@ def stop(run: str, wait: bool, timeout: str) -> None:
     Exit codes: 0 asked for (--wait: ended), 1 not taken or not ended in time, 2 no such run, or it is over
     """
     from slurm_elastic.cli.find_run import find_run
-    from slurm_elastic.cli.requests import ask, refuse_if_over, wait_until
+    from slurm_elastic.cli.requests import ask, refuse_if_left, refuse_if_over, wait_until
     from slurm_elastic.cli.submitted import not_reported
     from slurm_elastic.errors import RequestNotTaken
     from slurm_elastic.observe.status import OVER, read_status
@@ -44,6 +44,8 @@ def stop(run: str, wait: bool, timeout: str) -> None:
     status = read_status(found.status)
     if (status is None or not_reported(found) is not None) and _cancelled(found):
         return
+    if status is not None and not_reported(found) is None:
+        refuse_if_left(found, status)
     ask(found, {"ask": "stop"})
     if not wait:
         step = status.step if status else 0
@@ -69,15 +71,13 @@ def _cancelled(run: RunDirectory) -> bool:
     """
     from msgspec.structs import replace
 
-    from slurm_elastic.cli.submitted import BASE, read_submitted, record
+    from slurm_elastic.cli.submitted import base_jobs, read_submitted, record
     from slurm_elastic.errors import UserMistake
     from slurm_elastic.slurm import command_client
-    from slurm_elastic.slurm.run_jobs import comment_of
     from slurm_elastic.slurm.states import Meaning, meaning
 
     slurm = command_client.CommandSlurm()
-    jobs = slurm.jobs(token_prefix=comment_of(run, BASE))
-    left = [job for job in jobs if meaning(job.state, requeue=job.requeue) is not Meaning.OVER]
+    left = base_jobs(run, slurm)
     waiting = [job for job in left if meaning(job.state) is Meaning.WAITING]
     if not left:
         raise UserMistake(

@@ -19,6 +19,8 @@ from slurm_elastic.errors import RunDirectoryError, SlurmElasticError, UserMista
 from slurm_elastic.observe.status import Status, read_status
 from slurm_elastic.rundir import RunDirectory, replace_text
 from slurm_elastic.slurm.api import Job, SlurmClient
+from slurm_elastic.slurm.run_jobs import comment_of
+from slurm_elastic.slurm.states import Meaning, meaning
 
 FILE = "submitted.json"
 BASE = "base-"  # start of the submit tokens of base jobs
@@ -107,6 +109,29 @@ def ask_slurm(submitted: Submitted, slurm: SlurmClient) -> Job | str | None:
         return next(iter(slurm.jobs((submitted.job_id,))), None)
     except SlurmElasticError as away:
         return (for_people(away)[0].splitlines() or [""])[0]
+
+
+def base_jobs(run: RunDirectory, slurm: SlurmClient) -> list[Job]:
+    """Base jobs of the run that are not over, also those submitted by hand: found by the run's mark.
+
+    Raises SlurmError when Slurm does not say.
+    """
+    jobs = slurm.jobs(token_prefix=comment_of(run, BASE))
+    return [job for job in jobs if meaning(job.state, requeue=job.requeue) is not Meaning.OVER]
+
+
+def left_slurm(run: RunDirectory, status: Status, slurm: SlurmClient) -> str:
+    """In words, that no base job is left to a run whose supervisor is silent; "": one is, or nobody can say.
+
+    Slurm is asked about this user's jobs only, so it says nothing of another user's run.
+    """
+    try:
+        if run.path.stat().st_uid != os.geteuid() or base_jobs(run, slurm):
+            return ""
+    except (SlurmElasticError, OSError):
+        return ""
+    ids = [str(job.job_id) for job in status.jobs if job.role == "base"]
+    return f"{' '.join(['base job', *ids])} has left Slurm before the run had stopped"
 
 
 def _endpoint(run: RunDirectory) -> _Endpoint:

@@ -18,6 +18,7 @@ from slurm_elastic.rundir import replace_text
 
 VERSION = 1
 OVER = ("finished", "stopped", "failed")
+STALE_S = 5.0  # a report older than this: the supervisor is away
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):

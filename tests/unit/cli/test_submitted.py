@@ -233,3 +233,42 @@ def test_a_run_is_found_by_its_settings_file(tmp_path: Path, slurm: MemorySlurm,
     assert "the run of run.yaml was never submitted" in capsys.readouterr().err
     make_run(tmp_path / "runs" / "gpt")
     assert shown("run.yaml", capsys)["state"] == "training"
+
+
+def deserted(path: Path, slurm: MemorySlurm, state: str | None) -> RunDirectory:
+    """A run whose supervisor is silent since its base job 41 is in `state` (None: Slurm has forgotten it)."""
+    run = make_run(path, state="draining", reason="Slurm takes the base job 41 back (SIGTERM)", age_s=22)
+    if state:
+        comment = comment_of(run, "base-1")
+        slurm.known_jobs[41] = Job(job_id=41, state=state, user=slurm.user, reason="", comment=comment, requeue=True)
+    return run
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", None])
+def test_a_run_whose_base_job_has_left_slurm_says_so_and_what_is_to_be_done(
+    state: str | None, tmp_path: Path, slurm: MemorySlurm, capsys: Capture
+) -> None:
+    run = deserted(tmp_path / "gpt", slurm, state)
+
+    found = shown("gpt", capsys)
+    assert (found["state"], found["stale"], found["workers"], found["jobs"]) == ("stopped", False, 0, [])
+    for part in ("base job 41 has left Slurm", "it was draining: Slurm takes", "`slurm-elastic submit` goes on"):
+        assert part in found["reason"]
+    assert command(["status", "gpt", "--watch"]) == 0  # it ends: nothing more will come
+    for asked in (["stop", "gpt"], ["scale", "gpt", "--nodes", "3"]):
+        capsys.readouterr()
+        assert command(asked) == 2
+        said = capsys.readouterr().err
+        assert "base job 41 has left Slurm" in said and "submit" in said
+    assert list(run.requests.iterdir()) == []
+
+
+@pytest.mark.parametrize(("state", "silent"), [("RUNNING", ""), ("PENDING", ""), ("NODE_FAIL", ""), (None, "away")])
+def test_a_silent_supervisor_whose_base_job_lives_or_may_live_is_only_away(
+    state: str | None, silent: str, tmp_path: Path, slurm: MemorySlurm, capsys: Capture
+) -> None:
+    deserted(tmp_path / "gpt", slurm, state)
+    slurm.silent = silent
+
+    found = shown("gpt", capsys)
+    assert (found["state"], found["stale"]) == ("draining", True)
