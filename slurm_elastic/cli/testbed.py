@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from slurm_elastic.errors import MissingDependency
 from slurm_elastic.testbed import packages
-from slurm_elastic.testbed.cluster import DEFAULT_NAME, Cluster
+from slurm_elastic.testbed.cluster import Cluster
 from slurm_elastic.testbed.options import Options
+from slurm_elastic.testbed.place import DEFAULT_NAME, DIRECTORY_VARIABLE, NAME_VARIABLE, known_places
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,8 +26,24 @@ DEFAULTS = Options()
 
 def _which(command: Command) -> Command:
     """Options that say which testbed is meant."""
-    command = click.option("--dir", "directory", type=click.Path(path_type=Path), help="Its directory.")(command)
-    return click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the testbed.")(command)
+    command = click.option(
+        "--dir", "directory", type=click.Path(path_type=Path), callback=_directory, help="Its directory."
+    )(command)
+    return click.option(
+        "--name",
+        default=DEFAULT_NAME,
+        envvar=NAME_VARIABLE,
+        is_eager=True,  # known when the directory is asked for
+        show_default=True,
+        help="Name of the testbed; after `. env.sh` of one, that is the default.",
+    )(command)
+
+
+def _directory(context: click.Context, _: click.Parameter, given: Path | None) -> Path | None:
+    """env.sh's, unless a flag says otherwise."""
+    named = context.get_parameter_source("name") is ParameterSource.COMMANDLINE
+    of_shell = os.environ.get(DIRECTORY_VARIABLE)
+    return Path(of_shell) if given is None and not named and of_shell else given
 
 
 def _existing(name: str, directory: Path | None) -> Cluster:
@@ -130,12 +148,28 @@ def status(context: click.Context, name: str, directory: Path | None, as_json: b
     context.exit(0 if health.whole else 1)
 
 
+@testbed.command("list")
+def show_all() -> None:
+    """Your testbeds (those without a --dir)."""
+    places = known_places()
+    for place in places:
+        click.echo(f"{place.name:12} {place.directory}")
+    if not places:
+        click.echo("no testbed; `slurm-elastic testbed up` brings one up")
+
+
 @testbed.command("exec", context_settings={"ignore_unknown_options": True})
 @_which
 @click.option("--node", help="Run it inside this node.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def execute(name: str, directory: Path | None, node: str | None, command: tuple[str, ...]) -> None:
-    """Run a command with the cluster's environment: `exec -- squeue`, `exec --node n1 -- ps ax`."""
+    """Run a command with the cluster's environment.
+
+    \b
+    Examples:
+      slurm-elastic testbed exec -- squeue
+      slurm-elastic testbed exec --node n1 -- ps ax
+    """
     cluster = _existing(name, directory)
     if node is not None:
         cluster.options.node_index(node)
@@ -151,7 +185,7 @@ def execute(name: str, directory: Path | None, node: str | None, command: tuple[
 @click.option("--rootless", is_flag=True, help="Only what --rootless needs.")
 @click.pass_context
 def show_packages(context: click.Context, install: bool, rootless: bool) -> None:
-    """Which packages are missing, and the command that installs them. Exit code 1 when some are."""
+    """Say which packages are missing. Exit code 1 when some are."""
     missing = packages.missing_packages(rootless=rootless, accounting=not rootless)
     if not missing:
         click.echo("all programs of the testbed are here")
@@ -241,7 +275,7 @@ def kill_supervisor(name: str, directory: Path | None, run_dir: str | None) -> N
 @_which
 @click.option("--leave", "leave_bytes", default=0, show_default=True, help="Bytes to leave free.")
 def fill_disk(name: str, directory: Path | None, leave_bytes: int) -> None:
-    """Fill the testbed's small disk, DIR/disk (no other disk of the machine)."""
+    """Fill DIR/disk, a small disk of the testbed's own."""
     _report("fill-disk", "", _existing(name, directory).fill_disk(leave_bytes=leave_bytes))
 
 

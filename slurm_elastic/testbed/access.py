@@ -66,7 +66,9 @@ class Access:
             return list(argv)
         prefix = self.nodes.enter_argv(node, cwd=str(Path.cwd()))
         if prefix is None:
-            raise TestbedError(f"{node} is off", fix=f"`slurm-elastic testbed fault revive-node {node}`")
+            raise TestbedError(
+                f"{node} is off", fix=f"`slurm-elastic testbed fault revive-node{self.place.flags} {node}`"
+            )
         return [*prefix, *argv]
 
     def run(

@@ -84,8 +84,7 @@ def _write_files(access: Access) -> None:
         secret.write_text(configuration.slurmdbd_conf(place, host=host))
     if options.process_tracking == "cgroup":
         _cgroup(place).mkdir(exist_ok=True)
-    lines = [f"export SLURM_CONF={place.slurm_conf}", 'export PATH="$PATH:/usr/sbin:/sbin"']
-    (place.directory / "env.sh").write_text("\n".join(lines) + "\n")
+    (place.directory / "env.sh").write_text(configuration.env_sh(place))
 
 
 def write_slurm_conf(place: Place, options: Options) -> None:

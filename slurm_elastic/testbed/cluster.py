@@ -26,6 +26,7 @@ from slurm_elastic.testbed.access import Access
 from slurm_elastic.testbed.faults import Faults
 from slurm_elastic.testbed.options import Options
 from slurm_elastic.testbed.place import (
+    DEFAULT_NAME,
     Place,
     checked_directory,
     default_directory,
@@ -34,7 +35,6 @@ from slurm_elastic.testbed.place import (
 )
 from slurm_elastic.testbed.processes import recorded
 
-DEFAULT_NAME = "default"
 LOCK_S = 300
 
 
@@ -66,7 +66,8 @@ class Cluster(Faults):
         """Raises UserMistake while the testbed is not up: it has no ports and addresses then."""
         if self._place.slot < 0:
             raise UserMistake(
-                f"no testbed {self._place.name!r} is up in {self._directory}", fix="`slurm-elastic testbed up` first"
+                f"no testbed {self._place.name!r} is up in {self._directory}",
+                fix=f"`slurm-elastic testbed up{self._place.flags}` first; `slurm-elastic testbed list` shows yours",
             )
         return self._place
 
@@ -101,7 +102,8 @@ class Cluster(Faults):
             if known is not None and self._is_running(*known):
                 if known[1] != options:
                     raise UserMistake(
-                        f"testbed {self.name!r} is up with other options", fix="`slurm-elastic testbed down` first"
+                        f"testbed {self.name!r} is up with other options",
+                        fix=f"`slurm-elastic testbed down{known[0].flags}` first",
                     )
                 self._place = known[0]
                 return False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from slurm_elastic.testbed.options import MESSAGE_TIMEOUT_S, Options
-from slurm_elastic.testbed.place import Place
+from slurm_elastic.testbed.place import DIRECTORY_VARIABLE, NAME_VARIABLE, Place
 
 CLUSTER = "testbed"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
@@ -149,3 +150,10 @@ def hosts(place: Place, options: Options, *, host: str) -> str:
 
 RESOLV_CONF = "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n"
 """A node has no DNS: it must fail at once, or the start of 24.11's slurmd waits 10 s for it."""
+
+
+def env_sh(place: Place) -> str:
+    """For a shell: Slurm's commands and `slurm-elastic testbed` mean this cluster."""
+    values = {"SLURM_CONF": place.slurm_conf, NAME_VARIABLE: place.name, DIRECTORY_VARIABLE: place.directory}
+    exports = [f"export {name}={shlex.quote(str(value))}" for name, value in values.items()]
+    return "\n".join([*exports, 'export PATH="$PATH:/usr/sbin:/sbin"']) + "\n"

@@ -77,7 +77,9 @@ class Faults(Access):
         self.hurry_controller()
         controller = self.daemons.controller()
         if controller is None or not controller.alive:
-            raise TestbedError("the controller is not running", fix="`slurm-elastic testbed fault start-controller`")
+            raise TestbedError(
+                "the controller is not running", fix=f"`slurm-elastic testbed fault start-controller{self.place.flags}`"
+            )
         package = str(Path(slurm_elastic.__file__).parents[1])
         argv = [sys.executable, "-m", "slurm_elastic.testbed.pauses", str(controller.pid), str(controller.start)]
         pauses = start(
@@ -163,7 +165,10 @@ class Faults(Access):
         """SIGKILL for the oldest process of a module in this testbed's jobs; its pid on the host."""
         found = self.programs(module, node=node, run_dir=run_dir)
         if not found:
-            raise UserMistake(f"no {module} runs in this testbed", fix="look at `slurm-elastic testbed exec -- squeue`")
+            raise UserMistake(
+                f"no {module} runs in this testbed",
+                fix=f"look at `slurm-elastic testbed exec{self.place.flags} -- squeue`",
+            )
         found[0].process.signal(signal.SIGKILL)
         return found[0].process.pid
 
@@ -225,7 +230,9 @@ class Faults(Access):
         self.options.node_index(node)
         found = self.workers(node, job=job, local_rank=local_rank)
         if not found:
-            raise UserMistake(f"no such worker on {node}", fix="look at `slurm-elastic testbed exec -- squeue -s`")
+            raise UserMistake(
+                f"no such worker on {node}", fix=f"look at `slurm-elastic testbed exec{self.place.flags} -- squeue -s`"
+            )
         return found[0]
 
     def _signal_tree(self, worker: Running, number: signal.Signals) -> int:

@@ -8,6 +8,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import socket
 import stat
 import subprocess
@@ -22,8 +23,11 @@ from slurm_elastic.errors import TestbedError, UserMistake
 from slurm_elastic.testbed.options import Options
 from slurm_elastic.testbed.packages import search_path
 
+DEFAULT_NAME = "default"
+NAME_VARIABLE, DIRECTORY_VARIABLE = "SLURM_ELASTIC_TESTBED", "SLURM_ELASTIC_TESTBED_DIR"  # env.sh sets them
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 FORMAT = "slurm-elastic testbed 1"
+_PREFIX = "slurm-elastic-testbed-"
 LONGEST_DIRECTORY = 80  # a socket's path may have 107 bytes
 SLOTS = 100
 ROOTLESS_SLOTS = 30
@@ -40,6 +44,13 @@ class Place:
     directory: Path
     slot: int
     rootless: bool
+
+    @property
+    def flags(self) -> str:
+        """What names it on a command line, with a blank before; nothing for the default one."""
+        name = "" if self.name == DEFAULT_NAME else f" --name {shlex.quote(self.name)}"
+        usual = NAME.fullmatch(self.name) and self.directory == default_directory(self.name)
+        return name if usual else f"{name} --dir {shlex.quote(str(self.directory))}"
 
     @property
     def network(self) -> str:
@@ -115,7 +126,14 @@ def default_directory(name: str) -> Path:
             f"--name {name!r} cannot be used", fix="use small letters, digits and hyphens, 31 of them at most"
         )
     owner = "" if os.geteuid() == 0 else f"-{user_name()}"
-    return Path(tempfile.gettempdir()) / f"slurm-elastic-testbed-{name}{owner}"
+    return Path(tempfile.gettempdir()) / f"{_PREFIX}{name}{owner}"
+
+
+def known_places() -> tuple[Place, ...]:
+    """This user's testbeds in their usual directories, by name, whatever state they are in."""
+    folders = (path for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*") if path.lstat().st_uid == os.geteuid())
+    found = (read_marker(folder) for folder in folders)
+    return tuple(sorted((known[0] for known in found if known), key=lambda place: place.name))
 
 
 def checked_directory(directory: Path) -> Path:

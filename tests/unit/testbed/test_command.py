@@ -10,9 +10,24 @@ from click.testing import CliRunner
 from slurm_elastic.cli.testbed import fault
 from slurm_elastic.cli.testbed import testbed as command_group
 from slurm_elastic.errors import UserMistake
+from slurm_elastic.testbed.configuration import env_sh
 from slurm_elastic.testbed.faults import Faults
 from slurm_elastic.testbed.options import Options
-from slurm_elastic.testbed.place import Place
+from slurm_elastic.testbed.place import (
+    DIRECTORY_VARIABLE,
+    NAME_VARIABLE,
+    Place,
+    default_directory,
+    known_places,
+    write_marker,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_env_sh(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (NAME_VARIABLE, DIRECTORY_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
 
 PROMISED = {
     *("kill-node", "revive-node", "cut-network", "heal-network", "suspend-job", "resume-job", "drain-node"),
@@ -55,3 +70,43 @@ def test_a_node_that_does_not_exist_cannot_lose_power(tmp_path: Path) -> None:
 
     with pytest.raises(UserMistake, match="no node 'n9'"):
         Faults(place, Options(nodes=4)).kill_node("n9")
+
+
+def test_after_env_sh_its_testbed_is_the_default_and_a_name_means_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place("mine", tmp_path / "bed", 3, False)
+    place.directory.mkdir()
+    env = [line.removeprefix("export ") for line in env_sh(place).splitlines()]
+    for name, _, value in (line.partition("=") for line in env if line.startswith("SLURM_ELASTIC")):
+        monkeypatch.setenv(name, value)
+
+    said = CliRunner().invoke(command_group, ["fault", "kill-node", "n1"])
+    assert f"no testbed 'mine' is up in {tmp_path}/bed" in str(said.exception)
+    said = CliRunner().invoke(command_group, ["fault", "kill-node", "--name", "nowhere", "n1"])
+    assert f"no testbed 'nowhere' is up in {default_directory('nowhere')}" in str(said.exception)
+    assert "testbed up --name nowhere`" in str(said.exception)
+
+
+def test_what_is_to_be_typed_names_the_testbed(tmp_path: Path) -> None:
+    assert Place("default", default_directory("default"), 1, False).flags == ""
+    assert Place("mine", default_directory("mine"), 1, False).flags == " --name mine"
+    assert Place("mine", tmp_path, 1, False).flags == f" --name mine --dir {tmp_path}"
+
+
+def test_testbeds_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    assert "no testbed" in CliRunner().invoke(command_group, ["list"]).output
+    for name in ("two", "one"):
+        place = Place(name, default_directory(name), 3, False)
+        place.directory.mkdir()
+        write_marker(place, Options())
+
+    assert [place.name for place in known_places()] == ["one", "two"]
+    lines = CliRunner().invoke(command_group, ["list"]).output.splitlines()
+    assert [line.split() for line in lines] == [[name, str(default_directory(name))] for name in ("one", "two")]
+
+
+def test_no_line_of_the_commands_is_cut() -> None:
+    for words in ([], ["fault"]):
+        assert "..." not in CliRunner().invoke(command_group, [*words, "--help"]).output.partition("Commands:")[2]
