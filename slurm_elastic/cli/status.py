@@ -79,8 +79,8 @@ def document(run: RunDirectory, now: float, slurm: SlurmClient | None = None) ->
     submitted = None if done else not_reported(run)
     shown: dict[str, Any] = {"version": 1, "run": run.path.name, "run_dir": str(run.path), "stale": False, "done": done}
     if found is None:
-        shown |= {"state": "finished" if done else "submitted", "reason": "no supervisor has run yet"}
-        return shown | (_waiting(submitted, slurm) if submitted else {} if done else _cancelled(run))
+        shown |= {"run": _name(run), "state": "finished" if done else "prepared", "reason": "no supervisor has run yet"}
+        return shown | (_waiting(submitted, slurm) if submitted else {} if done else _not_submitted(run))
     age_s = max(0.0, now - found.supervisor.time)
     shown |= msgspec.to_builtins(found) | {"supervisor_age_s": round(age_s, 1)}
     if submitted:
@@ -127,12 +127,23 @@ def _waiting(submitted: Submitted, slurm: SlurmClient | None) -> dict[str, Any]:
     return {"state": state, "reason": reason, "submitted": facts}
 
 
-def _cancelled(run: RunDirectory) -> dict[str, Any]:
+def _name(run: RunDirectory) -> str:
+    """run.name, for a run whose supervisor has not said it; of settings that cannot be read, the directory's."""
+    from slurm_elastic.config import load
+    from slurm_elastic.errors import SlurmElasticError
+
+    try:
+        return load(run.config).run.name
+    except (SlurmElasticError, OSError):
+        return run.path.name
+
+
+def _not_submitted(run: RunDirectory) -> dict[str, Any]:
     from slurm_elastic.cli.submitted import read_submitted
 
     submitted = read_submitted(run)
-    if submitted is None or not submitted.cancelled:
-        return {}
+    if submitted is None:
+        return {"reason": "`slurm-elastic submit` has submitted no base job of it, and no supervisor has run yet"}
     return {"state": "stopped", "reason": f"base job {submitted.job_id} was cancelled before it started"}
 
 

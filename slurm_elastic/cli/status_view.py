@@ -15,6 +15,7 @@ from slurm_elastic.units import format_duration
 
 _STYLES = {
     "training": "green",
+    "prepared": "yellow",
     "submitted": "yellow",
     "finished": "green",
     "failed": "red",

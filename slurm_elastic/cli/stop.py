@@ -71,13 +71,22 @@ def _cancelled(run: RunDirectory) -> bool:
     """
     from msgspec.structs import replace
 
-    from slurm_elastic.cli.submitted import base_jobs, read_submitted, record
-    from slurm_elastic.errors import UserMistake
+    from slurm_elastic.cli.submitted import base_jobs, never_began, read_submitted, record
+    from slurm_elastic.errors import SlurmError, UserMistake
     from slurm_elastic.slurm import command_client
     from slurm_elastic.slurm.states import Meaning, meaning
 
     slurm = command_client.CommandSlurm()
-    left = base_jobs(run, slurm)
+    try:
+        left = base_jobs(run, slurm)
+    except SlurmError as away:
+        if not never_began(run):
+            raise
+        raise UserMistake(
+            f"the run {run.path} was never submitted by `slurm-elastic submit`: as far as is known here, there is"
+            " nothing to stop (Slurm cannot be asked)",
+            fix="if its script was submitted by hand, stop it where Slurm can be asked",
+        ) from away
     waiting = [job for job in left if meaning(job.state) is Meaning.WAITING]
     if not left:
         raise UserMistake(

@@ -51,7 +51,8 @@ def submit(run_yaml: Path, dry_run: bool, prepare: bool, as_json: bool) -> int:
 
 
 def _submit(settings: RunConfig, run: RunDirectory, source: Path, prepare: bool, as_json: bool) -> None:
-    from slurm_elastic.cli.submitted import Submitted, last_epoch, one_at_a_time, record
+    from slurm_elastic.cli.submitted import Submitted, last_epoch, never_began, one_at_a_time, record
+    from slurm_elastic.errors import SlurmError
     from slurm_elastic.slurm.command_client import CommandSlurm
 
     slurm = CommandSlurm()
@@ -61,7 +62,11 @@ def _submit(settings: RunConfig, run: RunDirectory, source: Path, prepare: bool,
     _make_directory(run)
     with one_at_a_time(run):
         if any(run.jobs.iterdir()):  # a script of it was made before
-            _refuse_if_running(run, slurm)
+            try:
+                _refuse_if_running(run, slurm)
+            except SlurmError:
+                if not (prepare and never_began(run)):  # e.g. after a submit that found no Slurm
+                    raise
         _keep_settings(settings, run, source)
         request = _base_job(settings, run).write()
         if prepare:

@@ -103,6 +103,11 @@ def not_reported(run: RunDirectory) -> Submitted | None:
     return None if theirs or epoch > submitted.after_epoch else submitted
 
 
+def never_began(run: RunDirectory) -> bool:
+    """No base job of it is known here and no supervisor has run; one that was submitted by hand may wait in Slurm."""
+    return read_submitted(run) is None and read_status(run.status) is None
+
+
 def ask_slurm(submitted: Submitted, slurm: SlurmClient) -> Job | str | None:
     """The job; None when Slurm does not know it any more; why Slurm cannot be asked."""
     try:

@@ -88,7 +88,7 @@ def test_without_arguments_all_runs_are_listed_from_the_index_and_from_here(
     assert command(["status", "--json"]) == 0
     rows = {Path(row["run_dir"]).name: row for row in json.loads(capsys.readouterr().out)["runs"]}
     assert {name: row["state"] for name, row in rows.items()} == {
-        "one": "training", "two": "training", "new": "submitted", "odd": "unreadable"
+        "one": "training", "two": "training", "new": "prepared", "odd": "unreadable"
     }  # fmt: skip
     assert rows["two"]["stale"] and not rows["one"]["stale"]
     assert command(["status"]) == 0

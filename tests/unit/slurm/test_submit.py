@@ -244,3 +244,28 @@ def test_faults_of_the_file_are_json_when_that_is_asked_for(slurm, yaml, capsys)
     assert submit(yaml, "--json") == 2
     (fault,) = json.loads(capsys.readouterr().out)["faults"]
     assert (fault["key"], fault["line"]) == ("elastic.max_nods", 12)
+
+
+def test_a_run_whose_submission_failed_is_prepared_and_needs_no_slurm_for_what_asks_nothing_of_it(
+    slurm, yaml, run, capsys
+):
+    slurm.silent = "no controller"
+    assert submit(yaml) == 3
+    capsys.readouterr()
+
+    assert main.run(["status", str(run.path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["state"], shown["run"]) == ("prepared", "demo")
+    assert submit(yaml, "--prepare") == 0
+    assert main.run(["stop", str(run.path)]) == 2
+    assert "was never submitted" in capsys.readouterr().err
+    assert submit(yaml) == 3  # this asks for a job: only Slurm knows whether one waits already
+    slurm.silent = ""
+    assert submit(yaml) == 0
+
+
+def test_a_run_that_was_submitted_is_not_prepared_again_while_slurm_says_nothing(slurm, yaml):
+    submit(yaml)
+    slurm.silent = "no controller"
+
+    assert submit(yaml, "--prepare") == 3
