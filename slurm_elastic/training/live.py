@@ -22,7 +22,7 @@ from slurm_elastic.training.environment import Ranks
 from slurm_elastic.training.groups import Sockets, end_groups
 from slurm_elastic.training.ledger import Entry
 from slurm_elastic.training.meeting import OwnStore, Store, prefixed, store_of
-from slurm_elastic.training.planning import Point
+from slurm_elastic.training.planning import Point, warm_up
 from slurm_elastic.training.pulse import Done
 from slurm_elastic.training.recent import Recent
 from slurm_elastic.training.regroup import Arrival, Holding, Surroundings, regroup
@@ -90,6 +90,7 @@ class Live:
         self._sockets.store_port = self._store.port
         self._seating.frees(self._sockets.cut)
         self._seating.store_port = self._store.port
+        warm_up()
 
     @property
     def _seating(self) -> Seating:

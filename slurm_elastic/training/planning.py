@@ -62,5 +62,14 @@ def make_plan(
     return plan(found, settled=range(len(wants))).plan, tensors
 
 
+def warm_up() -> None:
+    """Make a plan for nobody: the solver's imports take half a second, which must not be part of the first change."""
+    whole, halves = Box((0,), (2,)), (Box((0,), (1,)), Box((1,), (1,)))
+    devices = [Device("a", "a"), Device("b", "b")]
+    new = [{"w": (half,)} for half in halves]
+    plan(problem({"w": Tensor((2,), "float32")}, devices, [(0, {"w": (whole,)})], new))
+    plan(problem({"w": Tensor((2,), "float32")}, devices, [(0, {"w": (whole,)})], new), settled=range(2))
+
+
 def _renamed(holds: Iterable[tuple[str, tuple[Box, ...]]], aliases: Mapping[str, str]) -> dict[str, tuple[Box, ...]]:
     return {aliases.get(name, name): boxes for name, boxes in holds}

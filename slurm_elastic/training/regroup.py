@@ -9,6 +9,7 @@ parts of it are there: a further order finds that as it is.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from slurm_elastic.training.meeting import Meeting, Store
 from slurm_elastic.training.planning import Point, Said, device_name, make_plan
 from slurm_elastic.training.seating import ranks_in
 from slurm_elastic.wire import messages as m
+
+log = logging.getLogger(__name__)
 
 Key = tuple[str, Box]
 
@@ -96,6 +99,22 @@ def regroup(order: m.Regroup, around: Surroundings, holding: Holding) -> Arrival
         return _Crossing(order, around, holding, bridge).run()
 
 
+class Stopwatch:
+    """What took how long, for the log: `note` at the end of each part."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._since = time.monotonic()
+
+    def note(self, part: str) -> None:
+        now = time.monotonic()
+        self._parts.append(f"{part} {now - self._since:.3f} s")
+        self._since = now
+
+    def __str__(self) -> str:
+        return ", ".join(self._parts)
+
+
 class _Crossing:
     """One attempt to get into the generation of `order`."""
 
@@ -116,18 +135,23 @@ class _Crossing:
         )
 
     def run(self) -> Arrival:
+        took = Stopwatch()
         told = self._meeting.exchange("state", self._holding.say(self._bridge.address))
         said = [msgspec.msgpack.decode(one, type=Said) for one in told]
         point, old = newest(said)
         if self._holding.point.step != point.step:
             self._holding.drop()  # of no use to anybody
+        took.note("meet")
         self._around.leave()
         parts, mine = self._build(old)
+        took.note("build")
         wishes = self._wishes(mine)
+        took.note("wait for all builds")
         aliases = joined_aliases([old.aliases, *(wish.aliases for wish in wishes)])
         plan, tensors = make_plan(self._order, said, point, old, wishes, aliases)
         if plan.status != "ok":
             raise StateLost(lost_words(plan), fix="the run goes on from its last checkpoint")
+        took.note("plan")
         transport = self._open(plan, said)
         local = {(aliases.get(name, name), box): tensor for (name, box), tensor in self._holding.local.items()}
         self._holding.local.clear()
@@ -137,10 +161,13 @@ class _Crossing:
         movement = Migration(plan, device_name(self._around.seat), local, new, tensors, transport, options)
         moved_s = self._move(movement, point, mine, old, said)
         self._all_through(point)
+        took.note("move")
         if parts is not None and mine is not None:
             under = msgspec.structs.replace(old, tensors=tensors, aliases=aliases)
             fill(parts, mine, under, movement.boxes, self._around.device)
         self._holding.drop()
+        took.note("fill")
+        log.info("regroup generation=%d: %s", self._order.generation, took)
         moved = movement.moved
         return Arrival(point, parts, self._ranks, moved.received.total(), moved.sent.total(), moved_s)
 

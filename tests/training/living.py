@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from pathlib import Path
@@ -22,6 +23,8 @@ from tests.training.supervising import ScriptedSupervisor, publishing
 from tests.training.trainings import samples
 
 GLOBAL_BATCH = 8
+EPOCHS = 12
+SLOW_S = 0.4
 NODE = "here"
 
 
@@ -70,11 +73,12 @@ def shard(model: nn.Sequential, mesh: DeviceMesh) -> None:
     fully_shard(model, mesh=over)
 
 
-def train(rank: int, kind: str, pace_s: float, out: str = "") -> None:
-    """Two epochs; the final parameters go to `out`."""
+def train(rank: int, kind: str, slow: str, out: str = "") -> None:
+    """Takes its time as long as there is a file `slow`. The final parameters go to `out`."""
+    logging.basicConfig(level=logging.INFO)
     run = elastic.init(seed=1, global_batch_size=GLOBAL_BATCH, micro_batch_size=2)
     inputs, targets = samples()
-    data = run.data(len(inputs), epochs=2)
+    data = run.data(len(inputs), epochs=EPOCHS)
     parts = run.build(build_of(kind))
     for batch in run.steps(data):
         with batch:
@@ -82,7 +86,8 @@ def train(rank: int, kind: str, pace_s: float, out: str = "") -> None:
             for micro in batch.micro_batches():
                 micro.backward(nn.functional.mse_loss(parts.model(inputs[micro.indices]), targets[micro.indices]))
             parts.optimizer.step()
-        time.sleep(pace_s)
+        if Path(slow).exists():
+            time.sleep(SLOW_S)
     if run.is_finished and out:
         state = {name.removeprefix("module."): whole(value) for name, value in parts.model.state_dict().items()}
         if run.global_rank == 0:

@@ -11,36 +11,40 @@ import pytest
 import torch
 
 from slurm_elastic.wire import messages as m
-from tests.training.living import GLOBAL_BATCH, Director, seats, train
+from tests.training.living import EPOCHS, GLOBAL_BATCH, Director, seats, train
 from tests.training.worlds import WorldOfProcesses
 
 pytestmark = pytest.mark.training
 
-STEPS = 2 * math.ceil(61 / GLOBAL_BATCH)
+STEPS = EPOCHS * math.ceil(61 / GLOBAL_BATCH)
 
 
 @pytest.fixture
 def director(tmp_path: Path) -> Iterator[Director]:
     made = Director(tmp_path / "run")
+    slow(made).touch()
     yield made
     made.close()
 
 
-def workers(
-    director: Director, launch: int, count: int, kind: str, out: Path, pace_s: float = 0.05
-) -> WorldOfProcesses:
+def workers(director: Director, launch: int, count: int, kind: str, out: Path) -> WorldOfProcesses:
     extra = director.environment(launch)
     if launch > 1:
         extra["SLURM_ELASTIC_STANDBY"] = "1"
     log = director.run.path / f"log-{launch}"
-    return WorldOfProcesses(count, train, kind, pace_s, str(out), log=log, extra=extra)
+    return WorldOfProcesses(count, train, kind, str(slow(director)), str(out), log=log, extra=extra)
+
+
+def slow(director: Director) -> Path:
+    """Training takes its time until this file is gone."""
+    return director.run.path / "slow"
 
 
 def reference(tmp_path: Path, kind: str) -> tuple[dict[int, m.StepDone], dict[str, torch.Tensor]]:
     """The same training by one worker that nothing happens to."""
     alone = Director(tmp_path / "reference")
     try:
-        codes = workers(alone, 1, 1, kind, tmp_path / "reference.pt", 0.0).wait()
+        codes = workers(alone, 1, 1, kind, tmp_path / "reference.pt").wait()
         assert codes == [0], (alone.run.path / "log-1").read_text()
         return alone.steps, torch.load(tmp_path / "reference.pt", weights_only=True)
     finally:
@@ -77,8 +81,9 @@ def test_shrink_and_growth_keep_the_processes_and_the_training(director: Directo
     told = director.wait_regrouped(4, 4)
     assert sum(each.received_bytes for each in told) > 0
 
-    assert first.wait(kill_rest=False) == [0, 0, 0], (director.run.path / "log-1").read_text()
-    assert more.wait() == [0, 0], (director.run.path / "log-3").read_text()
+    slow(director).unlink()
+    assert first.wait(120, kill_rest=False) == [0, 0, 0], (director.run.path / "log-1").read_text()
+    assert more.wait(120) == [0, 0], (director.run.path / "log-3").read_text()
     check_same(director, tmp_path, kind)
     assert {director.done_in[step] for step in director.steps} == {1, 2, 4}
 
@@ -94,7 +99,8 @@ def test_a_worker_that_dies_costs_no_step(director: Director, tmp_path: Path) ->
     director.regroup(2, everyone[:2], planned=False)
 
     director.wait_regrouped(2, 2)
-    assert first.wait(kill_rest=False)[:2] == [0, 0], (director.run.path / "log-1").read_text()
+    slow(director).unlink()
+    assert first.wait(120, kill_rest=False)[:2] == [0, 0], (director.run.path / "log-1").read_text()
     check_same(director, tmp_path, "ddp")
 
 
@@ -109,9 +115,10 @@ def test_a_worker_that_is_silent_holds_nobody_up(director: Director, tmp_path: P
     director.regroup(2, everyone[:2], planned=False)
 
     director.wait_regrouped(2, 2)
+    slow(director).unlink()
     director.wait_for_step(STEPS)
     first.signal(2, signal.SIGKILL)
-    assert first.wait(kill_rest=False)[:2] == [0, 0], (director.run.path / "log-1").read_text()
+    assert first.wait(120, kill_rest=False)[:2] == [0, 0], (director.run.path / "log-1").read_text()
     check_same(director, tmp_path, "ddp")
 
 
@@ -128,7 +135,7 @@ def test_a_shard_that_is_gone_is_said_to_be(director: Director, tmp_path: Path) 
     director.wait_for("it is told", lambda: director.said(m.RegroupFailed))
     told = [message for _, message in director.said(m.RegroupFailed) if isinstance(message, m.RegroupFailed)]
     assert "no worker that is left holds all of" in told[0].reason
-    assert all(code != 0 for code in first.wait(kill_rest=False))
+    assert all(code != 0 for code in first.wait(120, kill_rest=False))
 
 
 def test_a_second_loss_in_the_middle_of_a_change_is_one_more_change(director: Director, tmp_path: Path) -> None:
@@ -144,5 +151,6 @@ def test_a_second_loss_in_the_middle_of_a_change_is_one_more_change(director: Di
     director.regroup(3, everyone[:2], planned=False)
 
     director.wait_regrouped(3, 2)
-    assert first.wait(kill_rest=False)[:2] == [0, 0], (director.run.path / "log-1").read_text()
+    slow(director).unlink()
+    assert first.wait(120, kill_rest=False)[:2] == [0, 0], (director.run.path / "log-1").read_text()
     check_same(director, tmp_path, "ddp")
