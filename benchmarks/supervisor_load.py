@@ -31,6 +31,7 @@ from benchmarks.limits import pin, raise_descriptors, split_cpus, stand_alone
 from benchmarks.load_figures import Found, Sample, found, starved_s, table, usage
 from benchmarks.simulated_workers import Seat, Signs
 from slurm_elastic.config_model import Base, Control, Elastic, Run, RunConfig
+from slurm_elastic.machine.events import StepHeld
 from slurm_elastic.rundir import RunDirectory
 from slurm_elastic.slurm.api import Job
 from slurm_elastic.slurm.run_jobs import comment_of
@@ -173,15 +174,18 @@ def _running(processes: list[BaseProcess]) -> Iterator[list[BaseProcess]]:
 @contextlib.contextmanager
 def _agent(run: RunDirectory, nodes: tuple[str, ...]) -> Iterator[None]:
     """The base job's agent: connected, and told to launch."""
+    steps: list[StepHeld] = []  # told with every connection: a node without one has lost its workers
 
     def hello(address: str) -> m.AgentHello:
-        return m.AgentHello(job_id=BASE, role="base", nodes=nodes, incarnation="one", qos="base")
+        return m.AgentHello(job_id=BASE, role="base", nodes=nodes, incarnation="one", qos="base", steps=tuple(steps))
 
     channel = Channel(run, hello, heartbeat_s=1.0, give_up_after_s=30.0)
     channel.start()
     try:
-        while not isinstance(channel.inbox.get(timeout=60), m.Launch):
-            pass
+        while not steps:
+            arrival = channel.inbox.get(timeout=60)
+            if isinstance(arrival, m.Launch):
+                steps += [StepHeld(generation=arrival.generation, node=node) for node in arrival.nodes]
         yield
     except queue.Empty:
         raise SystemExit("the supervisor did not launch workers within 60 s") from None
