@@ -25,7 +25,8 @@ def grow(turn: Turn) -> None:
     if state.parked_since is None:
         turn.change(parked_since=turn.now)
     if may_grow(turn.state, there[:size], turn.now):
-        reason = f"{size - len(live.members)} more nodes are there"
+        more = size - len(live.members)
+        reason = "1 node more is there" if more == 1 else f"{more} nodes more are there"
         change(turn, there[:size], reason, planned=True, chosen=True)
         turn.change(parked_since=None)
 

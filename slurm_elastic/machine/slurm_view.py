@@ -33,6 +33,7 @@ RUNS = frozenset({"RUNNING", "SIGNALING", "CONFIGURING", "RESIZING", "STAGE_OUT"
 FRESH_S = 10.0  # a job younger than this may be missing from an answer that was on its way
 GRACE_HORIZON_S = 3600.0  # PreemptTime with an end later than this is a stale record, not a notice
 REFUSED_FIRST_S = 5.0
+PREEMPTED = "slurm record: preempted"
 TOKEN = re.compile(r"companion-\d{5,}$")
 
 
@@ -111,7 +112,7 @@ def _death(turn: Turn, allocation: Allocation, record: JobRecord) -> tuple[str, 
         return None
     left_s = record.end_time - turn.now
     if record.preempt_time is not None and left_s <= GRACE_HORIZON_S:
-        return "slurm record: preempted", record.end_time
+        return PREEMPTED, record.end_time
     policy = turn.policy
     if record.preempt_time is None and left_s <= policy.graceful_shutdown_timeout + policy.lead + 2 * policy.poll:
         return "time limit", record.end_time
@@ -125,13 +126,31 @@ def notice(turn: Turn, event: NoticeReceived) -> None:
         return
     if not known.leaving and known.released_at is None:
         parked_went(turn, known)
+    words = known.notice or event.source
+    if event.source == PREEMPTED and "preempted" not in words:
+        words = f"{words}, preempted"
+        _say_better(turn, known, words)
     deadlines = [d for d in (known.deadline, event.deadline) if d is not None]
     turn.change_allocation(
         event.job_id,
-        notice=known.notice or event.source,
+        notice=words,
         noticed_at=turn.now if known.noticed_at is None else known.noticed_at,
         deadline=min(deadlines, default=None),
     )
+
+
+def _say_better(turn: Turn, known: Allocation, words: str) -> None:
+    """A signal came first; now Slurm's record says why. What is being done about it is to be told with that word."""
+
+    def better(reason: str) -> str:
+        about = reason.startswith(f"job {known.job_id} with ")
+        return reason.replace(f"({known.notice})", f"({words})", 1) if about else reason
+
+    turn.change(reason=better(turn.state.reason), cause=better(turn.state.cause))
+    if turn.state.next is not None:
+        turn.change_next(reason=better(turn.state.next.reason))
+    if turn.state.live is not None and not turn.state.live.recorded:
+        turn.change_live(reason=better(turn.state.live.reason))
 
 
 def job_gone(turn: Turn, allocation: Allocation) -> None:

@@ -38,14 +38,18 @@ class Observed(Protocol):
 
 
 def problems_of(state: State, figures: Observed) -> tuple[Problem, ...]:
-    """The gravest first."""
+    """The gravest first. Of a run that is over only the failures that it ended with, and warnings."""
+    warnings = tuple(Problem(kind="warning", problem=text) for text in figures.warnings)
+    if state.over:
+        failures = (each for each in _of_workers(state, figures) if each.kind == "worker_failed")
+        return (*(failures if state.phase != "finished" else ()), *warnings)
     return (
         *_of_workers(state, figures),
         *_of_slurm(state, figures.now),
         *_of_companions(state, figures.now),
         *(problem for allocation in state.allocations for problem in _of_job(allocation, figures.now)),
         *_of_peers(figures),
-        *(Problem(kind="warning", problem=text) for text in figures.warnings),
+        *warnings,
     )
 
 
@@ -105,7 +109,8 @@ def _of_companions(state: State, now: float) -> Iterator[Problem]:
             problem=f"{state.never_joined} companions ended before they reported",
             hint="taken back at once by the scheduler, or cut off from the supervisor: see logs/slurm-<job>.out",
         )
-    if (state.snooze_until or 0.0) > now and not state.submit_blocked:
+    grows = state.next is not None  # what warms up was decided before, or does not wait for the end of the pause
+    if (state.snooze_until or 0.0) > now and not state.submit_blocked and not grows:
         left = format_duration((state.snooze_until or 0.0) - now)
         yield Problem(
             kind="back_off",

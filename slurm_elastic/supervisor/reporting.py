@@ -156,7 +156,7 @@ class Reporter:
                 self.note("worker_lost", fact.generation, fact.reason, node=fact.node)
             case WorkersStayed():
                 self.note("stayed", fact.generation, fact.reason)
-            case CompanionRefused():
+            case CompanionRefused() if not before.submit_blocked:  # of several asked for at once, one says it all
                 self.note("companion_refused", generation, fact.reason, permanent=fact.permanent)
             case ScaleRequested():
                 self.note("scale_requested", generation, nodes=fact.nodes)
@@ -202,7 +202,10 @@ def told_at(events: Path, done: RecordTransition) -> float | None:
 
 
 def _is_news(state: State, end: NodeEnded) -> bool:
-    """Whether these workers ended without having been told to."""
+    """Whether these workers ended without having been told to, by us or by Slurm, which takes their nodes."""
+    by_signal = end.signal != 0 or end.exit_code >= 128
+    if by_signal and any(a.leaving and a.holds(end.generation, end.node) for a in state.allocations):
+        return False
     found = next((g for g in (state.live, state.next) if g is not None and g.has(end.generation, end.node)), None)
     if found is None and state.live is not None and state.live.live:  # lost, and its end is heard of later
         return not end.signal and end.exit_code < 128

@@ -131,6 +131,23 @@ def test_the_time_limit_is_a_notice_when_it_is_near(left: float, noticed: bool) 
     assert (world.state.next is not None) is noticed
 
 
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_transition_tells_of_a_preemption_as_soon_as_slurms_record_does(elastic: bool) -> None:
+    world = with_one()
+    world.elastic = elastic
+    world.feed(e.NoticeReceived(job_id=901, source="SIGUSR1", deadline=world.now + 20))
+    world.jobs[901].preempt_time, world.jobs[901].end_time = world.now, world.now + 20
+    world.poll()
+    world.pass_time(10)
+
+    last = world.all(a.RecordTransition)[-1]
+    assert (last.kind, last.reason) == ("shrink", "job 901 with c1 is leaving (SIGUSR1, preempted)")
+
+
+def test_a_growth_says_by_how_many_nodes() -> None:
+    assert with_one().all(a.RecordTransition)[-1].reason == "1 node more is there"
+
+
 def test_a_job_is_gone_after_two_answers_without_it() -> None:
     world = with_one()
     world.now += 20

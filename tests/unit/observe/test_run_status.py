@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from slurm_elastic.errors import RunDirectoryError
-from slurm_elastic.machine.state import State, Suspect
+from slurm_elastic.machine.state import Generation, State, Suspect
 from slurm_elastic.observe.status import Figures, read_status, status_of, write_status
 
 
@@ -104,3 +104,18 @@ def test_of_a_run_that_is_over_nothing_is_left(phase: Any, state: State, figures
 
     assert (shown.jobs, shown.nodes, shown.workers, shown.pending_companions) == ((), 0, 0, 0)
     assert (shown.state, shown.standby) == (phase, None)
+
+
+@pytest.mark.parametrize(("phase", "left"), [("finished", []), ("stopped", ["worker_failed"])])
+def test_a_run_that_is_over_has_no_problems_but_the_failures_it_ended_with(
+    phase: Any, left: list[str], state: State, figures: Figures
+) -> None:
+    noisy = {"grow_until": 1060.0, "submit_blocked": "Invalid qos", "slurm_silent_since": 940.0, "failures": 2}
+
+    assert kinds(msgspec.structs.replace(state, phase=phase, **noisy), figures) == left
+
+
+def test_no_pause_is_told_while_new_workers_warm_up(state: State, figures: Figures) -> None:
+    following = Generation(number=4, members=(), launched_at=990.0)
+
+    assert kinds(msgspec.structs.replace(state, grow_until=1060.0, next=following), figures) == []
