@@ -88,7 +88,7 @@ class Stage:
 
     def next_of(self, kind: type[T]) -> T:
         while True:
-            got = self.handler.arrivals.get(timeout=8)
+            got = self.handler.arrivals.get(timeout=30)
             if isinstance(got, kind):
                 return got
 
