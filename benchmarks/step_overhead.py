@@ -1,8 +1,9 @@
-"""Per-step cost of agreement and ledger on the critical path: `python -m benchmarks.step_overhead [--world N]`.
+"""What agreement and ledger cost per step: `python -m benchmarks.step_overhead [--world N] [--work matmul|python]`.
 
-How long `commit` holds the training up. Between boundaries there are STEP_S of compute, so that the collective has the
-time it has in life, and an all_reduce as of gradients: there ranks wait for the slowest one in life, too. A tiny torch
-operation, timed after the same compute, is shown beside it for scale: after a step the caches are cold.
+Steps of fixed work and an all_reduce as of gradients (there ranks wait for the slowest one in life, too), one without
+and one with a commit in turn. Told are how long `commit` itself holds the training up, and how much longer the whole
+step is: what goes on beside the step costs, too, where no core is free for it. `matmul` lets other Python threads run
+meanwhile, `python` does not. A tiny torch operation at the same place is shown for scale: the caches are cold there.
 """
 
 from __future__ import annotations
@@ -16,14 +17,24 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 STEPS = 400
-STEP_S = 0.01
+WARM_UP = 10
 GLOBAL_BATCH = 512
+MATMULS = 250  # of 128 x 128; about 10 ms, as the additions
+ADDITIONS = 150_000
 
 
-def worker(rank: int, world: int, port: int, directory: Path, results: Any) -> None:
+class Figures(NamedTuple):
+    """Seconds per step on rank 0. `more`: the step with a commit minus the one without before it."""
+
+    held: list[float]
+    more: list[float]
+    tiny: list[float]
+
+
+def worker(rank: int, world: int, port: int, work: str, directory: Path, results: Any) -> None:
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -39,36 +50,46 @@ def worker(rank: int, world: int, port: int, directory: Path, results: Any) -> N
 
     torch.set_num_threads(1)
     run = elastic.init(seed=0, directory=directory, global_batch_size=GLOBAL_BATCH)
-    boundary_s: list[float] = []
-    loss = torch.ones(())
-    matrix, gradient = torch.randn(128, 128), torch.ones(1000)
-    empty_s: list[float] = []
-    batches = run.steps(run.data(1_000_000, steps=STEPS))
-    for batch in batches:
-        compute(matrix, STEP_S)
+    loss, matrix, gradient = torch.ones(()), torch.randn(128, 128), torch.ones(1000)
+
+    def compute() -> None:
+        (multiply if work == "matmul" else add)(matrix)
         dist.all_reduce(gradient)
-        began = time.perf_counter()
+
+    found = Figures([], [], [])
+    clock = time.perf_counter
+    compute()
+    for batch in run.steps(run.data(1_000_000, steps=STEPS)):
+        began = clock()
+        compute()
+        without = clock() - began
+        began = clock()
         batch.add_loss(loss)
         batch.commit()
-        boundary_s.append(time.perf_counter() - began)
-        compute(matrix, STEP_S)
-        began = time.perf_counter()
+        found.held.append(clock() - began)
+        compute()
+        found.more.append(clock() - began - without)
+        began = clock()
         loss.neg()
-        empty_s.append(time.perf_counter() - began)
+        found.tiny.append(clock() - began)
     if rank == 0:
-        results.put((boundary_s[10:], empty_s[10:]))
+        results.put(Figures(*(values[WARM_UP:] for values in found)))
     run.close()
 
 
-def compute(matrix: Any, seconds: float) -> None:
-    """Keep the processor as busy as a training step does."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+def multiply(matrix: Any) -> None:
+    for _ in range(MATMULS):
         matrix @ matrix
 
 
-def measure(world: int) -> tuple[list[float], list[float]]:
-    """Seconds of rank 0 per boundary, and per one tiny torch operation at the same place."""
+def add(_: Any) -> int:
+    total = 0
+    for number in range(ADDITIONS):
+        total += number
+    return total
+
+
+def measure(world: int, work: str) -> Figures:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     with tempfile.TemporaryDirectory() as directory, socket.socket() as probe:
@@ -76,11 +97,12 @@ def measure(world: int) -> tuple[list[float], list[float]]:
         port = int(probe.getsockname()[1])
         probe.close()
         processes = [
-            context.Process(target=worker, args=(rank, world, port, Path(directory), results)) for rank in range(world)
+            context.Process(target=worker, args=(rank, world, port, work, Path(directory), results))
+            for rank in range(world)
         ]
         for process in processes:
             process.start()
-        found: tuple[list[float], list[float]] = results.get(timeout=120)
+        found: Figures = results.get(timeout=120)
         for process in processes:
             process.join(30)
     return found
@@ -89,13 +111,16 @@ def measure(world: int) -> tuple[list[float], list[float]]:
 def main(say: Callable[[str], None] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--work", choices=("matmul", "python"), default="matmul")
     options = parser.parse_args()
-    boundary_s, empty_s = measure(options.world)
-    p95 = sorted(boundary_s)[int(0.95 * len(boundary_s))]
+    found = measure(options.world, options.work)
+    p95 = sorted(found.held)[int(0.95 * len(found.held))]
     say(
-        f"world {options.world}, global batch {GLOBAL_BATCH}: boundary "
-        f"median {statistics.median(boundary_s) * 1e3:.3f} ms, p95 {p95 * 1e3:.3f} ms (target 0.2 ms); "
-        f"one tiny torch operation there: {statistics.median(empty_s) * 1e3:.3f} ms"
+        f"world {options.world}, {options.work}, global batch {GLOBAL_BATCH}: commit "
+        f"median {statistics.median(found.held) * 1e3:.3f} ms, p95 {p95 * 1e3:.3f} ms (target 0.2 ms); "
+        f"the whole step {statistics.median(found.more) * 1e3:+.3f} ms; "
+        f"one tiny torch operation there {statistics.median(found.tiny) * 1e3:.3f} ms; "
+        f"load average {os.getloadavg()[0]:.1f}"
     )
 
 

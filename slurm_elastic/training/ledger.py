@@ -7,9 +7,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurm_elastic.errors import WireError
 from slurm_elastic.rundir import replace_text
@@ -19,8 +18,7 @@ from slurm_elastic.wire.messages import StepDone
 SEND_EVERY_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One committed step as the boundary left it. `time`: Unix seconds at which the step was complete."""
 
     step: int

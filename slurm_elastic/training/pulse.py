@@ -2,15 +2,14 @@
 
 At the end of step s each rank launches one small sum: "I was told to drain", "a save is due", and its part of the
 loss. The answer is taken at the end of step s+1. So all ranks hear a flag at the same boundary, and the critical
-path pays for a launch and for a wait that is normally over already.
+path pays for asking and for a wait that is normally over already.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -47,8 +46,7 @@ class LossCopy:
         return float(self._loss)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """A step this rank has finished. `loss`: its part of the global batch's mean loss; None: not told."""
 
     step: int
@@ -58,8 +56,7 @@ class Done:
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What all ranks heard at this boundary."""
 
     drain: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from slurm_elastic.training.ledger import Entry, Ledger
 
@@ -25,7 +24,7 @@ class Recent:
 
     def add(self, entry: Entry) -> None:
         if entry.step in self._entries:
-            self._entries[entry.step] = replace(self._entries[entry.step], loss=entry.loss)
+            self._entries[entry.step] = self._entries[entry.step]._replace(loss=entry.loss)
 
     def after(self, step: int, until: int) -> Sequence[Entry]:
         """The steps beyond `step`, up to and with `until`, as far back as they are kept."""

@@ -55,6 +55,7 @@ class Stepping:
         before = at.parts
         if before.ledger is not None:
             before.ledger.close()
+        before.world.agreement.close()
         at.let_go()
         if self.batch is not None:
             self.batch.let_go()
