@@ -45,7 +45,6 @@ def main() -> None:
     dist.barrier()
     if dist.get_rank() == 0:
         print("trained for", STEPS, "steps")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
