@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
@@ -91,6 +92,8 @@ class Live:
         self._seating.frees(self._sockets.cut)
         self._seating.store_port = self._store.port
         warm_up()
+        gc.collect()
+        gc.freeze()  # what is there by now stays: the collections to come look at the training only, and are short
 
     @property
     def _seating(self) -> Seating:
@@ -203,7 +206,9 @@ class Live:
         return prefixed(store, f"generation-{order.generation}")
 
     def _leave(self) -> None:
+        """DDP is part of reference cycles, and hangs for good when it is freed after its process group."""
         self._world = None
+        gc.collect()
         end_groups()
         self._sockets.forget()
 
