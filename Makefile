@@ -25,7 +25,7 @@ unit: venv               ## fast tests, no Slurm
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/contract
 
 training: venv           ## several torch processes, no Slurm
-	$(BIN)/python -m pytest -q tests/training
+	$(BIN)/python -m pytest -q -n 2 tests/training
 
 cluster: packages venv   ## on a real Slurm brought up for the tests
 	$(BIN)/python -m pytest -q tests/cluster
