@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -15,11 +15,12 @@ from slurm_elastic.machine.events import Event, ScaleRequested, StopRequested
 log = logging.getLogger(__name__)
 
 LONGEST_BYTES = 4096
+MOST_NODES = 999_999  # as many digits as `slurm-elastic scale` takes
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ask: Literal["scale", "stop"]
-    nodes: int | None = None
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)] | None = None
     reason: str = ""
 
 

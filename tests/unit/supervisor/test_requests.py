@@ -18,7 +18,11 @@ def test_requests_come_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert facts == [ScaleRequested(nodes=None), ScaleRequested(nodes=3), StopRequested(reason="asked by the user")]
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"ask": "explode"}', '{"ask": "scale", "nodes": "3"}', "[]", "x" * 9000])
+NO_REQUESTS = ["", "{", '{"ask": "explode"}', '{"ask": "scale", "nodes": "3"}', "[]", "x" * 9000]
+OUT_OF_RANGE = [f'{{"ask": "scale", "nodes": {nodes}}}' for nodes in (-3, 0, 10**6, 10**30)]
+
+
+@pytest.mark.parametrize("content", [*NO_REQUESTS, *OUT_OF_RANGE])
 def test_what_is_no_request_is_dropped(tmp_path: Path, content: str) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text(content)
