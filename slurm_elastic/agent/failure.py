@@ -20,6 +20,7 @@ _EXITED = re.compile(r"Exited with exit code (\d+)")
 _RANK = re.compile(r"^\[rank\d+\]: ?")  # what torch puts before each line of a traceback
 _TRACEBACK = "Traceback (most recent call last):"
 NODE_FAILED = "Node failure on"
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def read_tail(path: Path) -> str:
         with path.open("rb") as log:
             size = log.seek(0, 2)
             log.seek(max(0, size - _TAIL_BYTES))
-            return log.read().decode("utf-8", "replace")
+            return _plain_text(log.read().decode("utf-8", "replace"))
     except OSError:
         return ""
 
@@ -112,5 +113,11 @@ def _plain(returncode: int) -> tuple[int, int]:
     return returncode, 0
 
 
+def _plain_text(text: str) -> str:
+    """Without escape sequences and other control characters: a terminal would obey them."""
+    text = _ESCAPE.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+
+
 def _last_lines(text: str) -> str:
-    return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])[-_DETAIL_CHARACTERS:]
+    return "\n".join(_plain_text(text).rstrip().splitlines()[-_TAIL_LINES:])[-_DETAIL_CHARACTERS:]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.failure import ending_of, headline
+from slurm_elastic.agent.failure import ending_of, headline, read_tail
 from slurm_elastic.rundir import RunDirectory
 
 
@@ -53,3 +53,10 @@ def test_the_first_line_names_the_worker_its_error_and_its_log_and_the_end_of_th
 )
 def test_the_headline_is_the_error_with_its_fix(log: str, said: str) -> None:
     assert headline(log) == said
+
+
+def test_escape_codes_of_a_worker_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    log = tmp_path / "n1-0.log"
+    log.write_bytes(b"\x1b[31mValueError: no\x1b[0m\x1b]0;title\x07\x9b2J\r\nend\x00\n")
+
+    assert read_tail(log).splitlines() == ["ValueError: no\ufffd2J", "end?"]
