@@ -22,6 +22,7 @@ from slurm_elastic.config_advice import advice, loss_bound
 from slurm_elastic.config_model import RunConfig
 from slurm_elastic.errors import SlurmCommandError, SlurmError
 from slurm_elastic.machine.sizes import allowed_sizes, size_policy
+from slurm_elastic.units import format_duration
 
 if TYPE_CHECKING:
     from slurm_elastic.slurm.api import SlurmClient
@@ -52,7 +53,9 @@ def check(file: Path, offline: bool, json_wanted: bool) -> int:
     if isinstance(config, list):
         as_json({"file": str(file), "ok": False, "cluster_asked": False, "findings": [], "faults": config})
         return 2
-    found = [Finding("warning", key, message) for key, message in (*advice(config), *missing_files(config))]
+    found = [
+        Finding("warning", key, message) for key, message in (*advice(config), *missing_files(config), *_short(config))
+    ]
     asked = not offline and all(shutil.which(name) for name in COMMANDS)
     if asked:
         from slurm_elastic.slurm import command_client
@@ -66,6 +69,16 @@ def check(file: Path, offline: bool, json_wanted: bool) -> int:
     else:
         _print(file, config, found, asked, offline)
     return 1 if bad else 0
+
+
+def _short(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """A base job whose notice of the time limit comes as soon as it starts."""
+    from slurm_elastic.slurm.run_jobs import BASE_NOTICE_S, notice_before_limit_s
+
+    notice_s = notice_before_limit_s(config, BASE_NOTICE_S)
+    if config.base.time is not None and config.base.time <= notice_s:
+        has, needs = format_duration(config.base.time), format_duration(notice_s)
+        yield "base.time", f"{has}: the run stops as soon as it starts, for it is told {needs} before the limit"
 
 
 def ask_cluster(config: RunConfig, slurm: SlurmClient) -> Iterator[Finding]:

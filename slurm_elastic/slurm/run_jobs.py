@@ -125,13 +125,18 @@ def _size(config: RunConfig, fewest: int, most: int) -> Options:
     return size
 
 
-def _common(config: RunConfig, run: RunDirectory, comment: str, notice_s: int) -> Options:
+def notice_before_limit_s(config: RunConfig, least_s: int) -> int:
+    """How long before its time limit a job is told, so that its workers can save and leave."""
     drain_s = math.ceil(config.elastic.graceful_shutdown_timeout) + _MARGIN_S
+    return min(LONGEST_NOTICE_S, max(least_s, drain_s))
+
+
+def _common(config: RunConfig, run: RunDirectory, comment: str, notice_s: int) -> Options:
     return {
         "chdir": str(run.path),
         "output": f"{str(run.logs).replace('%', '%%')}/slurm-%j.out",
         "open-mode": "append",
-        "signal": f"B:USR1@{min(LONGEST_NOTICE_S, max(notice_s, drain_s))}",
+        "signal": f"B:USR1@{notice_before_limit_s(config, notice_s)}",
         "comment": comment,
     }
 

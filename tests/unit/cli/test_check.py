@@ -201,3 +201,15 @@ def test_a_workdir_that_is_missing_is_a_warning(tmp_path, capsys):
 
     assert run(["check", "--offline", str(tmp_path / "run.yaml")]) == 0
     assert f"warning: run.workdir: there is no folder {tmp_path}/nowhere" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("limit", "grace", "warned"), [("1m", "30s", True), ("5m", "30s", False), ("5m", "10m", True)])
+def test_a_time_limit_shorter_than_its_notice_is_a_warning(limit, grace, warned, tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"run: {{name: t, dir: t, command: [python]}}\nbase: {{nodes: 1, time: {limit}}}\n"
+        f"elastic: {{graceful_shutdown_timeout: {grace}}}\n"
+    )
+
+    assert run(["check", str(file), "--offline"]) == 0
+    assert ("warning: base.time" in capsys.readouterr().out) is warned
