@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from slurm_elastic.rundir import RunDirectory, replace_text
 from slurm_elastic.slurm.api import Job, SlurmClient
 from slurm_elastic.slurm.run_jobs import comment_of
 from slurm_elastic.slurm.states import Meaning, meaning
+
+log = logging.getLogger(__name__)
 
 FILE = "submitted.json"
 BASE = "base-"  # start of the submit tokens of base jobs
@@ -80,14 +83,15 @@ def record(run: RunDirectory, submitted: Submitted) -> None:
 
 
 def read_submitted(run: RunDirectory) -> Submitted | None:
-    """What was submitted last, whatever became of it. Raises RunDirectoryError when it cannot be read."""
+    """What was submitted last, whatever became of it. A file that cannot be read counts as none, with a warning."""
     path = run.path / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Submitted)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as broken:
-        raise RunDirectoryError(f"cannot read {path}: {broken}", fix=f"remove {path}") from broken
+        log.warning("ignored, for it cannot be read (remove it): %s: %s", path, broken)
+        return None
 
 
 def not_reported(run: RunDirectory) -> Submitted | None:
