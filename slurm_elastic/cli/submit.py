@@ -43,6 +43,7 @@ def submit(run_yaml: Path, dry_run: bool, prepare: bool, as_json: bool) -> int:
         click.echo(json.dumps({"faults": settings}))
         return 2
     run = RunDirectory(Path(settings.run.dir))
+    _refuse_if_moved(run, source)
     if dry_run:
         _show_script(_dry(settings, run), as_json)
     else:
@@ -89,6 +90,21 @@ def _list(run: RunDirectory) -> None:
         remember(index_folder(os.environ), run.path)
     except OSError as broken:
         click.echo(f"note: `slurm-elastic status` will not list this run: {broken}", err=True)
+
+
+def _refuse_if_moved(run: RunDirectory, source: Path) -> None:
+    """Settings of a run directory whose run.dir names another one: its checkpoints would not be found."""
+    from slurm_elastic.errors import UserMistake
+    from slurm_elastic.rundir import RunDirectory
+
+    here = RunDirectory(source.resolve().parent)
+    is_same = run.path.exists() and run.path.samefile(here.path)
+    if source.name == here.config.name and here.token.exists() and not is_same:
+        raise UserMistake(
+            f"{here.path} is a run directory, but run.dir in its run.yaml names another: {run.path}",
+            fix=f"set run.dir to {here.path} in {here.config} (also checkpoint.dir, if it lies in the old place),"
+            f" or move the directory back to {run.path}",
+        )
 
 
 def _refuse_if_finished(run: RunDirectory) -> None:

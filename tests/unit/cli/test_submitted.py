@@ -272,3 +272,27 @@ def test_a_silent_supervisor_whose_base_job_lives_or_may_live_is_only_away(
 
     found = shown("gpt", capsys)
     assert (found["state"], found["stale"]) == ("draining", True)
+
+
+def test_a_run_directory_that_was_moved_is_not_submitted_at_its_old_place(
+    tmp_path: Path, slurm: MemorySlurm, capsys: Capture
+) -> None:
+    moved = make_run(tmp_path / "moved", state="stopped")
+    moved.config.write_text(f"run: {{name: gpt, dir: {tmp_path}/old, command: [python]}}\nbase: {{nodes: 1}}\n")
+
+    for named in ("moved", "moved/run.yaml"):
+        assert command(["submit", named]) == 2
+        said = capsys.readouterr().err
+        assert str(moved.path) in said and f"{tmp_path}/old" in said and "checkpoint.dir" in said
+    assert not (tmp_path / "old").exists()
+    assert shown("moved", capsys)["state"] == "stopped"
+
+
+def test_garbage_in_submitted_json_is_passed_over_with_a_warning(
+    tmp_path: Path, slurm: MemorySlurm, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(tmp_path / "gpt")
+    (run.path / "submitted.json").write_bytes(b"\xff{")
+
+    assert shown("gpt", capsys)["state"] == "training"
+    assert f"remove it): {run.path}/submitted.json" in caplog.text
