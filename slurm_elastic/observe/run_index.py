@@ -34,7 +34,9 @@ def known_runs(folder: Path, *also_under: Path) -> Iterator[RunDirectory]:
 
 
 def is_run(path: Path) -> bool:
-    return (path / "run.yaml").is_file() and (path / "token").exists()
+    """Also one that lost its run.yaml or token while it runs: what its supervisor writes tells."""
+    made = (path / "run.yaml").is_file() and (path / "token").exists()
+    return made or ((path / "status.json").is_file() and (path / "journal.jsonl").is_file())
 
 
 def _remembered(folder: Path) -> Iterator[Path]:

@@ -296,3 +296,17 @@ def test_garbage_in_submitted_json_is_passed_over_with_a_warning(
 
     assert shown("gpt", capsys)["state"] == "training"
     assert f"remove it): {run.path}/submitted.json" in caplog.text
+
+
+@pytest.mark.parametrize("lost", ["run.yaml", "token"])
+def test_a_living_run_that_lost_its_settings_or_token_is_shown_and_stopped(
+    lost: str, tmp_path: Path, slurm: MemorySlurm, capsys: Capture
+) -> None:
+    run = make_run(tmp_path / "gpt")
+    run.journal.touch()
+    (run.path / lost).unlink()
+
+    assert shown("gpt", capsys)["state"] == "training"
+    with requests_taken(run) as taken:
+        assert command(["stop", "gpt"]) == 0
+    assert taken == [{"ask": "stop"}]
