@@ -36,7 +36,8 @@ class Faults(Access):
         self._needs_nodes()
         self.nodes.end(node)
         self.nodes.boot(node, fresh=True)
-        self.wait_until(lambda: self._reachable(node), timeout_s, f"{node} back")
+        # A controller that never missed the node calls it reachable before it is up again.
+        self.wait_until(lambda: self.nodes.is_up(node) and self._reachable(node), timeout_s, f"{node} back")
 
     def cut_network(self, node: str) -> None:
         """Nothing reaches the node or leaves it; its processes go on."""

@@ -34,6 +34,7 @@ mount -t tmpfs tmpfs /dev/shm
 mount --bind {at}/conf/hosts /etc/hosts
 mount --bind {at}/conf/resolv.conf /etc/resolv.conf
 {cgroup}
+: > "{at}/spool/$1.up"
 slurmd -D -f {conf} ${{2:-}} </dev/null &
 exec 3<> <(:)
 while :; do wait; read -r -t 1 _ <&3; done  # (a sleep without a process)
@@ -74,6 +75,7 @@ class Nodes:
         """Start a node that is not running; `fresh`: slurmd reports a reboot."""
         index = self.options.node_index(node)
         self._unplug(index)
+        self._up(node).unlink(missing_ok=True)
         read_end, write_end = os.pipe()
         try:
             argv = ["unshare", "--net", "--uts", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
@@ -135,6 +137,13 @@ class Nodes:
             outer.stop(patience_s=0)
         if inner is not None:
             wait_until(lambda: not inner.alive, 30, f"end of {node}")
+
+    def is_up(self, node: str) -> bool:
+        """Whether a booted node has its name and its mounts, and starts slurmd."""
+        return self._up(node).exists()
+
+    def _up(self, node: str) -> Path:
+        return Path(self.place.directory) / "spool" / f"{node}.up"
 
     def outer(self, node: str) -> Process | None:
         return recorded(self.place.pidfile(node))
