@@ -175,13 +175,19 @@ class TrainingDesk:
         ordered = sorted(self.save_s)
         return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))] if ordered else 0.0
 
+    @property
+    def _is_suspect(self) -> bool:
+        """Whether the last generation that loaded a checkpoint did not get one step beyond it."""
+        return self.plan is not None and self.plan.resume_step > 0 and self.progress.last[0] <= self.plan.resume_step
+
     async def _decide(self, order: OpenGate) -> GatePlan | None:
         """The plan, durable; None when this generation ended meanwhile. All it resumes from is public by now."""
         try:
-            resume = await self.records.newest()
+            resume = await self.records.newest(saved=self.course.state.best_step > 0, suspect=self._is_suspect)
         except CheckpointError as useless:
             self.warned("checkpoint", useless.problem)
-            self.course.post(StopRequested(reason=f"{useless.problem}; submit again to start from nothing"))
+            way_out = f"to start from nothing, remove {self.run.ledger} and submit again"
+            self.course.post(StopRequested(reason=f"{useless.problem}; {way_out}"))
             return None
         first = self.workers.at_gate(order.generation, order.members[0].node)
         if not self.course.is_live(order.generation) or not first:

@@ -1,8 +1,9 @@
-"""What the supervisor resumes from: verified once, and never from nothing by accident."""
+"""What the supervisor resumes from: read again when it may have changed, and never from nothing by accident."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,14 +39,35 @@ def records(run: RunDirectory, warnings: list[str]) -> Iterator[Records]:
     asyncio.run(made.close())
 
 
-def spoil(run: RunDirectory, step: int) -> None:
-    """Other bytes, same size: only a look at the contents finds it."""
+def newest(records: Records, *, saved: bool = True, suspect: bool = False) -> tuple[str, int]:
+    return asyncio.run(records.newest(saved=saved, suspect=suspect))
+
+
+def publish_both(run: RunDirectory, records: Records) -> None:
+    """Steps 10 and 20, by this supervisor."""
+    make = draft_maker(run.checkpoints)
+    for step in (10, 20):
+        saved = m.Saved(generation=1, step=step, directory=make(step), save_s=0.1)
+        assert asyncio.run(records.publish(saved)).problem == ""
+
+
+def add_step(records: Records) -> None:
+    done = m.StepDone(step=1, world=1, samples=1, samples_sha256="", loss=None, lr=None, time=0.0)
+    asyncio.run(records.add_steps(1, [done]))
+
+
+def spoil(run: RunDirectory, step: int, *, unseen: bool = False) -> None:
+    """Other bytes, same size: only a look at the contents finds it. `unseen`: the file's times do not tell either."""
     data = next(p for p in (run.checkpoints / f"step-{step:08d}").iterdir() if p.name not in ("manifest.json",))
-    data.write_bytes(b"?" * data.stat().st_size)
+    before = data.stat()
+    data.write_bytes(b"?" * before.st_size)
+    changed = before.st_mtime_ns if unseen else before.st_mtime_ns + 1_000_000_000
+    os.utime(data, ns=(before.st_atime_ns, changed))
 
 
 def test_nothing_was_ever_saved(records: Records) -> None:
-    assert asyncio.run(records.newest()) == ("", 0)
+    add_step(records)
+    assert newest(records, saved=False) == ("", 0)
 
 
 def test_damage_of_an_earlier_supervisors_checkpoint_is_found_and_the_one_before_used(
@@ -56,17 +78,30 @@ def test_damage_of_an_earlier_supervisors_checkpoint_is_found_and_the_one_before
         publish.publish(run.checkpoints, make(step), step)
     spoil(run, 20)
 
-    assert asyncio.run(records.newest())[1] == 10
+    assert newest(records)[1] == 10
     assert "step 20 cannot be used" in warnings[0]
 
 
-def test_what_this_supervisor_published_itself_is_not_hashed_again(run: RunDirectory, records: Records) -> None:
-    draft = draft_maker(run.checkpoints)(10)
-    done = asyncio.run(records.publish(m.Saved(generation=1, step=10, directory=draft, save_s=0.1)))
-    assert done.problem == ""
-    spoil(run, 10)
+def test_files_that_did_not_change_are_read_again_only_under_suspicion(
+    run: RunDirectory, records: Records, warnings: list[str]
+) -> None:
+    publish_both(run, records)
+    spoil(run, 20, unseen=True)
 
-    assert asyncio.run(records.newest())[1] == 10
+    assert newest(records)[1] == 20  # not read: a healthy restart is not held up
+    assert newest(records, suspect=True)[1] == 10
+    assert "step 20 cannot be used" in warnings[0]
+
+
+def test_a_change_after_this_supervisor_published_is_found(
+    run: RunDirectory, records: Records, warnings: list[str]
+) -> None:
+    publish_both(run, records)
+    assert newest(records)[1] == 20
+    spoil(run, 20)
+
+    assert newest(records)[1] == 10
+    assert "step 20 cannot be used" in warnings[0]
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_from_nothing(
@@ -76,4 +111,17 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_from_nothing(
     spoil(run, 10)
 
     with pytest.raises(CheckpointError, match="no checkpoint can be used"):
-        asyncio.run(records.newest())
+        newest(records)
+
+
+def test_checkpoints_that_vanished_do_not_make_a_run_start_from_nothing(run: RunDirectory, records: Records) -> None:
+    publish_both(run, records)
+    add_step(records)
+    run.checkpoints.rename(run.path / "unmounted")
+
+    with pytest.raises(CheckpointError, match="the ledger has 1 steps, but there is no checkpoint in"):
+        newest(records)
+
+
+def test_a_run_without_ledger_may_start_from_nothing(records: Records) -> None:
+    assert newest(records) == ("", 0)

@@ -216,6 +216,21 @@ def test_a_worker_that_froze_before_the_supervisor_died_is_missed_by_the_next_on
     assert audit(read_ledger(cluster.run.ledger)).clean
 
 
+def test_a_run_whose_checkpoints_vanish_stops_and_keeps_its_ledger(cluster: Cluster) -> None:
+    cluster.wait_for_world(2)
+    wait_until(lambda: cluster.status()["step"] > 20, "a checkpoint is public")
+    for worker in list(cluster.base.workers.values()):
+        worker.freeze()  # nobody saves any more
+    there = ledger_steps(cluster.run.ledger)
+    cluster.run.checkpoints.rename(cluster.run.path / "unmounted")
+    wait_until(lambda: cluster.supervisor.exit_code is not None, "the supervisor ends")
+
+    assert cluster.status()["state"] == "stopped"
+    assert "but there is no checkpoint in" in cluster.status()["reason"]
+    assert "ledger.jsonl" in cluster.status()["reason"]
+    assert ledger_steps(cluster.run.ledger) >= there > 0
+
+
 def test_steps_that_a_killed_supervisor_had_not_written_are_told_again(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
