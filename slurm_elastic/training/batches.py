@@ -85,7 +85,7 @@ class Batch:
         self.fetch = fetch
         self.loss: torch.Tensor | float | None = None  # this rank's part of the mean over the global batch
         self.is_committed = False
-        self.is_lost = False  # a peer went away in the middle: the step will be done again
+        self.is_lost = False  # a peer went away: unless it is committed, the step will be done again
         self._global_rank = global_rank
         self._seed = seed
         self._modules = modules
@@ -101,10 +101,19 @@ class Batch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         if error is None:
-            self.commit()
+            self._commit_or_survive()
             return False
         self.is_lost = not self.is_committed and self._survives(error)
         return self.is_lost
+
+    def _commit_or_survive(self) -> None:
+        """The step is made; only what ranks tell each other about the one before may still fail."""
+        try:
+            self.commit()
+        except Exception as broken:
+            self.is_lost = self._survives(broken)
+            if not self.is_lost:
+                raise
 
     def let_go(self) -> None:
         """Refer to no module any more."""

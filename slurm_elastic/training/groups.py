@@ -49,17 +49,27 @@ class Sockets:
         """A duplicate of an established connection; None for a listener, our store's side, or one that is gone."""
         try:
             duplicate = socket.socket(fileno=os.dup(descriptor))
-        except OSError:
+        except OSError:  # another thread has closed it meanwhile
             return None
-        try:
-            if not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                duplicate.getpeername()
-                if duplicate.getsockname()[1] != self.store_port:
-                    return duplicate
-        except (OSError, IndexError):
-            pass
+        if _is_connected(duplicate) and _port_of(duplicate) != self.store_port:
+            return duplicate
         duplicate.close()
         return None
+
+
+def _is_connected(one: socket.socket) -> bool:
+    if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return False
+    try:
+        one.getpeername()
+    except OSError:  # not yet, or no more
+        return False
+    return True
+
+
+def _port_of(one: socket.socket) -> int:
+    """The local port; 0 for a Unix socket, which has none."""
+    return int(one.getsockname()[1]) if one.family in (socket.AF_INET, socket.AF_INET6) else 0
 
 
 def _inodes() -> dict[str, int]:

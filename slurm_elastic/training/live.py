@@ -143,7 +143,8 @@ class Live:
 
     def prepare(self) -> None:
         """Before a planned change, while all peers are there. Collective."""
-        share_buffers(self.parts.objects())
+        if self.parts.data_parallel is None:  # else ranks may have different parts of the model, and other buffers
+            share_buffers(self.parts.objects())
 
     def committed(self, done: Done, world: int) -> None:
         """A step is part of the run, and this worker's state is that after it."""

@@ -14,14 +14,20 @@ class Schedule:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: Callable[[int], float]) -> None:
-        self._optimizer = optimizer
+        self.optimizer: torch.optim.Optimizer | None = None  # between two generations
         self._factor = factor
+        self.move_to(optimizer)
+
+    def move_to(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set the rates of this one from now on: level 2 makes a new optimizer for every generation."""
+        self.optimizer = optimizer
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
 
     def apply(self, steps_done: int, lr_factor: float = 1.0) -> None:
         factor = self._factor(steps_done) * lr_factor
-        for group in self._optimizer.param_groups:
+        assert self.optimizer is not None
+        for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
 
 

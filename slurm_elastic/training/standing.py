@@ -47,6 +47,8 @@ class Standing:
         self.modules: tuple[torch.nn.Module, ...] = ()
         self.schedules: list[Schedule] = []
         self.has_left = False
+        self._plan: BatchPlan | None = None  # the same for a whole generation
+        self._scheduled: list[tuple[Schedule, str]] = []  # while the generation changes: by the optimizer's name
 
     @property
     def world(self) -> World:
@@ -60,6 +62,11 @@ class Standing:
     @property
     def plan(self) -> BatchPlan:
         """How a full global batch is divided at this world size."""
+        if self._plan is None:
+            self._plan = self._make_plan()
+        return self._plan
+
+    def _make_plan(self) -> BatchPlan:
         settings = self.parts.settings
         if not settings.batch.global_batch_size:
             raise UserMistake(
@@ -94,8 +101,12 @@ class Standing:
 
     def take(self, parts: LiveParts) -> None:
         """Level 2: the training as it was built for this world."""
-        self.name_state(parts.objects())
+        found = self.name_state(parts.objects())
         self.share = parts.data_parallel or (self.world.global_rank, self.world.size)
+        self._plan = None
+        for schedule, name in self._scheduled:
+            schedule.move_to(found.optimizers[name])
+        self._scheduled = []
 
     def take_parts(self, parts: Parts, live: Live) -> None:
         """Level 2: the generation that this worker is in now."""
@@ -104,6 +115,15 @@ class Standing:
 
     def let_go(self) -> None:
         """Level 2: refer to nothing that was built. DDP must be gone before its process group is."""
+        found = self.objects.optimizers if self.objects is not None else {}
+        self._scheduled += [
+            (schedule, name)
+            for schedule in self.schedules
+            for name, optimizer in found.items()
+            if schedule.optimizer is optimizer
+        ]
+        for schedule, _ in self._scheduled:
+            schedule.optimizer = None
         self.objects, self.optimizer, self.modules = None, None, ()
 
     def save(self, wait_s: float) -> bool:

@@ -52,7 +52,7 @@ class Stepping:
     def change(self, live: Live, data: Data | None) -> bool:
         """Level 2: into the generation that the supervisor has ordered, in place. False: this worker departs."""
         at = self._at
-        before = at.parts
+        before, plan_before = at.parts, at.plan if data is not None else None
         if before.ledger is not None:
             before.ledger.close()
         before.world.agreement.close()
@@ -66,8 +66,8 @@ class Stepping:
         with before.sockets.noting():
             at.take_parts(seated(before, world, order.generation), live)
         self.verdict = Verdict()
-        while data is not None and at.step < arrival.point.step:  # the others have completed it without us
-            indices = data.reader.batch(at.cursor, before.settings.batch.global_batch_size)
+        while data is not None and plan_before is not None and at.step < arrival.point.step:  # completed without us
+            indices = data.reader.batch(at.cursor, plan_before.global_batch)
             at.step, at.cursor = at.step + 1, at.cursor + len(indices)
             live.committed(Done(at.step, indices, None, self._lr, time.time()), before.world.size)
         at.stand_at(arrival.point)

@@ -80,6 +80,7 @@ def train(rank: int, kind: str, slow: str, out: str = "") -> None:
     inputs, targets = samples()
     data = run.data(len(inputs), epochs=EPOCHS)
     parts = run.build(build_of(kind))
+    run.schedule(parts.optimizer, lambda step: 1 / (1 + 0.01 * step))
     for batch in run.steps(data):
         with batch:
             parts.optimizer.zero_grad()

@@ -35,6 +35,15 @@ def workers(director: Director, launch: int, count: int, kind: str, out: Path) -
     return WorldOfProcesses(count, train, kind, str(slow(director)), str(out), log=log, extra=extra)
 
 
+def started(director: Director, count: int, kind: str, folder: Path) -> tuple[WorldOfProcesses, list[m.Seat]]:
+    """The first generation has made some steps."""
+    first = workers(director, 1, count, kind, folder / "final.pt")
+    everyone = seats(1, count)
+    director.wait_for_ready(everyone, "training")
+    director.wait_for_step(3)
+    return first, everyone
+
+
 def slow(director: Director) -> Path:
     """Training takes its time until this file is gone."""
     return director.run.path / "slow"
@@ -56,6 +65,7 @@ def check_same(director: Director, tmp_path: Path, kind: str) -> None:
     assert sorted(director.steps) == sorted(steps) == list(range(1, STEPS + 1))
     for step, done in director.steps.items():
         assert done.samples_sha256 == steps[step].samples_sha256
+        assert done.lr == pytest.approx(steps[step].lr)
         if done.loss is not None and steps[step].loss is not None:
             assert done.loss == pytest.approx(steps[step].loss, rel=1e-10)
     final = torch.load(tmp_path / "final.pt", weights_only=True)
@@ -65,10 +75,7 @@ def check_same(director: Director, tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "tp"])
 def test_shrink_and_growth_keep_the_processes_and_the_training(director: Director, tmp_path: Path, kind: str) -> None:
-    first = workers(director, 1, 3, kind, tmp_path / "final.pt")
-    everyone = seats(1, 3)
-    director.wait_for_ready(everyone, "training")
-    director.wait_for_step(2)
+    first, everyone = started(director, 3, kind, tmp_path)
 
     director.regroup(2, everyone[:2], (everyone[2],))
     told = director.wait_regrouped(2, 2)
@@ -89,10 +96,7 @@ def test_shrink_and_growth_keep_the_processes_and_the_training(director: Directo
 
 
 def test_a_worker_that_dies_costs_no_step(director: Director, tmp_path: Path) -> None:
-    first = workers(director, 1, 3, "ddp", tmp_path / "final.pt")
-    everyone = seats(1, 3)
-    director.wait_for_ready(everyone, "training")
-    director.wait_for_step(3)
+    first, everyone = started(director, 3, "ddp", tmp_path)
 
     first.signal(2, signal.SIGKILL)
     director.wait_for("peers stumble", lambda: director.said(m.Stumbled))
@@ -106,10 +110,7 @@ def test_a_worker_that_dies_costs_no_step(director: Director, tmp_path: Path) ->
 
 def test_a_worker_that_is_silent_holds_nobody_up(director: Director, tmp_path: Path) -> None:
     """As behind a cut network: no connection ends, so the others must be freed from their collective."""
-    first = workers(director, 1, 3, "ddp", tmp_path / "final.pt")
-    everyone = seats(1, 3)
-    director.wait_for_ready(everyone, "training")
-    director.wait_for_step(3)
+    first, everyone = started(director, 3, "ddp", tmp_path)
 
     first.signal(2, signal.SIGSTOP)
     director.regroup(2, everyone[:2], planned=False)
@@ -123,10 +124,7 @@ def test_a_worker_that_is_silent_holds_nobody_up(director: Director, tmp_path: P
 
 
 def test_a_shard_that_is_gone_is_said_to_be(director: Director, tmp_path: Path) -> None:
-    first = workers(director, 1, 3, "fsdp", tmp_path / "final.pt")
-    everyone = seats(1, 3)
-    director.wait_for_ready(everyone, "training")
-    director.wait_for_step(3)
+    first, everyone = started(director, 3, "fsdp", tmp_path)
 
     first.signal(2, signal.SIGKILL)
     director.wait_for("peers stumble", lambda: director.said(m.Stumbled))
@@ -139,10 +137,7 @@ def test_a_shard_that_is_gone_is_said_to_be(director: Director, tmp_path: Path) 
 
 
 def test_a_second_loss_in_the_middle_of_a_change_is_one_more_change(director: Director, tmp_path: Path) -> None:
-    first = workers(director, 1, 4, "ddp", tmp_path / "final.pt")
-    everyone = seats(1, 4)
-    director.wait_for_ready(everyone, "training")
-    director.wait_for_step(3)
+    first, everyone = started(director, 4, "ddp", tmp_path)
 
     first.signal(3, signal.SIGKILL)
     director.wait_for("peers stumble", lambda: director.said(m.Stumbled))

@@ -171,3 +171,31 @@ def test_what_does_not_fit_the_checkpoint_is_named(tmp_path: Path) -> None:
     for _ in range(2):
         codes = WorldOfProcesses(1, misfits, tmp_path, log=tmp_path / "log").wait()
         assert codes == [0], (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_a_peer_that_is_lost_while_a_step_is_committed(survives: bool) -> None:
+    """The step counts: only what ranks tell each other about the one before has failed."""
+
+    def lose(batch: elastic.Batch) -> None:
+        raise RuntimeError("gloo: Connection closed by peer")
+
+    batch = elastic.Batch(
+        1,
+        np.arange(4),
+        BatchPlan(workers=1, global_batch=4, micro_batch=4, lr_factor=1.0),
+        0,
+        seed=None,
+        modules=(),
+        fetch=lambda step, number: None,
+        on_commit=lose,
+        survives=lambda error: survives,
+    )
+    if survives:
+        with batch:
+            pass
+    else:
+        with pytest.raises(RuntimeError, match="closed by peer"), batch:
+            pass
+
+    assert (batch.is_committed, batch.is_lost) == (True, survives)
