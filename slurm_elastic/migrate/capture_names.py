@@ -58,7 +58,7 @@ class Objects:
                 self.others[name] = value
             else:
                 raise UserMistake(
-                    f"{name} is a {type(value).__name__}, which has no state_dict",
+                    f"{name}=... is a {type(value).__name__}, which has no state_dict",
                     fix="give modules, optimizers, schedulers, or objects with state_dict and load_state_dict",
                 )
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from slurm_elastic.errors import RunDirectoryError
 from slurm_elastic.machine.actions import Member
-from slurm_elastic.rundir import RunDirectory, replace_text
+from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.supervisor import plan_file
 from slurm_elastic.wire import messages as m
 
 
@@ -88,15 +88,9 @@ def _gate(plan: GatePlan, epoch: int, node_rank: int, local_rank: int) -> m.Gate
 
 
 def save_plan(run: RunDirectory, plan: GatePlan) -> None:
-    replace_text(run.path / "gate.json", msgspec.json.encode(plan).decode() + "\n")
+    plan_file.save(run.path / "gate.json", plan)
 
 
 def load_plan(run: RunDirectory) -> GatePlan | None:
     """The plan of the last gate that was opened; None before the first."""
-    path = run.path / "gate.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=GatePlan)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as broken:
-        raise RunDirectoryError(f"cannot read {path}: {broken}", fix="remove the file") from broken
+    return plan_file.load(run.path / "gate.json", GatePlan)

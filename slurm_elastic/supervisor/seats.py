@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from slurm_elastic.errors import RunDirectoryError
 from slurm_elastic.machine.actions import Member, Regroup
-from slurm_elastic.rundir import RunDirectory, replace_text
+from slurm_elastic.rundir import RunDirectory
+from slurm_elastic.supervisor import plan_file
 from slurm_elastic.wire import messages as m
 
 
@@ -88,18 +88,12 @@ def seat_of(hello: m.WorkerHello) -> m.Seat:
 
 
 def save_plan(run: RunDirectory, plan: RegroupPlan) -> None:
-    replace_text(run.path / "regroup.json", msgspec.json.encode(plan).decode() + "\n")
+    plan_file.save(run.path / "regroup.json", plan)
 
 
 def load_plan(run: RunDirectory) -> RegroupPlan | None:
     """The plan of the last regroup; None before the first."""
-    path = run.path / "regroup.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=RegroupPlan)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as broken:
-        raise RunDirectoryError(f"cannot read {path}: {broken}", fix="remove the file") from broken
+    return plan_file.load(run.path / "regroup.json", RegroupPlan)
 
 
 def _seats(members: tuple[Member, ...], per_node: int) -> tuple[m.Seat, ...]:

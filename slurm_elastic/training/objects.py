@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.state_dict import (
@@ -14,37 +14,15 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from slurm_elastic.errors import UserMistake
+from slurm_elastic.migrate import capture_names as kinds
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """Anything else that has a state, such as a scheduler. The state must be plain values and tensors."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
-
-
-class Objects:
+class Objects(kinds.Objects):
     """Names and objects given to `run.restore`. Names become part of the checkpoint: keep them from run to run."""
 
     def __init__(self, objects: Mapping[str, object]) -> None:
         """Raises UserMistake for something that has no state, and for an optimizer without its model."""
-        self.models: dict[str, torch.nn.Module] = {}
-        self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        self.others: dict[str, Stateful] = {}
-        for name, value in objects.items():
-            if isinstance(value, torch.nn.Module):
-                self.models[name] = value
-            elif isinstance(value, torch.optim.Optimizer):
-                self.optimizers[name] = value
-            elif isinstance(value, Stateful):
-                self.others[name] = value
-            else:
-                raise UserMistake(
-                    f"run.restore({name}=...) got a {type(value).__name__}, which has no state_dict",
-                    fix="give modules, optimizers, schedulers, or objects with state_dict and load_state_dict",
-                )
+        super().__init__(objects)
         self._owners = {name: self._owner(name, optimizer) for name, optimizer in self.optimizers.items()}
 
     def state(self) -> dict[str, Any]:
