@@ -56,6 +56,15 @@ def read(environ: Mapping[str, str]) -> Contract:
     return Contract(ranks, run)
 
 
+def tell(environ: MutableMapping[str, str], generation: int, ranks: Ranks) -> None:
+    """What a launcher would set for the generation that this process goes into: torch and others look there."""
+    environ["RANK"] = str(ranks.global_rank)
+    environ["WORLD_SIZE"] = str(ranks.world_size)
+    environ["LOCAL_RANK"] = str(ranks.local_rank)
+    environ["LOCAL_WORLD_SIZE"] = str(ranks.local_world_size)
+    environ["SLURM_ELASTIC_GENERATION"] = str(generation)
+
+
 def steer_to_interface(environ: MutableMapping[str, str], address: str) -> None:
     """Let gloo and NCCL talk over the interface that has `address`, unless the user chose one.
 

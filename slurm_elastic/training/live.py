@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from slurm_elastic.migrate.capture import capture
 from slurm_elastic.migrate.capture_buffers import share_buffers
 from slurm_elastic.migrate.parts import Parts, construct
 from slurm_elastic.migrate.parts_start import start
+from slurm_elastic.training import environment
 from slurm_elastic.training.control import Supervised
 from slurm_elastic.training.environment import Ranks
 from slurm_elastic.training.groups import Sockets, end_groups
@@ -214,6 +216,7 @@ class Live:
         self._sockets.forget()
 
     def _enter(self, store: Store, generation: int, ranks: Ranks) -> World:
+        environment.tell(os.environ, generation, ranks)
         self._world = join_at(store, generation, ranks, self._terms.backend)
         return self._world
 

@@ -88,8 +88,8 @@ def expect_every_step_once(example: Example, sizes: list[int]) -> None:
     assert example.sizes() == sizes
 
 
-@pytest.mark.parametrize("script", ["level1_ddp.py", "level1_fsdp2.py"])
-def test_level_1_grows_and_shrinks_without_losing_a_step(script: str, cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["level1_ddp.py", "level1_fsdp2.py", "level2_fsdp2.py"])
+def test_it_grows_and_shrinks_without_losing_a_step(script: str, cluster: Cluster, tmp_path: Path) -> None:
     example = Example.start(cluster, tmp_path, script)
     example.wait_for_steps(3)
     example.command("scale", str(example.run.path), "--nodes", "2")
@@ -98,6 +98,8 @@ def test_level_1_grows_and_shrinks_without_losing_a_step(script: str, cluster: C
 
     expect_every_step_once(example, [2, 3, 2])
     assert [done.kind for done in example.transitions()] == ["grow", "shrink"]
+    mode = "live" if script.startswith("level2") else "relaunch"
+    assert {done.mode for done in example.transitions()} == {mode}
 
 
 def test_level_0_goes_on_from_its_own_checkpoint_at_every_size(cluster: Cluster, tmp_path: Path) -> None:

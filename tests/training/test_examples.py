@@ -48,8 +48,10 @@ def run_sizes(script: str, directory: Path, number: int, sizes: tuple[int, int, 
     return log.read_text()
 
 
-@pytest.mark.parametrize("script", ["level1_ddp.py", "level1_fsdp2.py"])
-def test_level_1_goes_on_where_it_was_drained_at_other_sizes(script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "script", ["level1_ddp.py", "level1_fsdp2.py", "level2_ddp.py", "level2_fsdp2.py", "level2_fsdp2_tp.py"]
+)
+def test_it_goes_on_where_it_was_drained_at_other_sizes(script: str, tmp_path: Path) -> None:
     said = run_sizes(script, tmp_path, signal.SIGTERM, (3, 2, 3))
 
     lines = [json.loads(line) for line in (tmp_path / "elastic-run" / "ledger.jsonl").read_text().splitlines()]
