@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 import torch
 
-from slurm_elastic.errors import RegroupError, StateLost
+from slurm_elastic.errors import RegroupError, StateLost, UserMistake
 from slurm_elastic.migrate.capture_layout import Described, Known, joined_aliases, known, renamed
 from slurm_elastic.migrate.execute import Migration, Options
 from slurm_elastic.migrate.model import Box, Plan
 from slurm_elastic.migrate.parts import Parts, construct
 from slurm_elastic.migrate.parts_fill import fill
-from slurm_elastic.migrate.parts_wanted import wanted
+from slurm_elastic.migrate.parts_wanted import unwanted, wanted
 from slurm_elastic.training.bridge import Bridge
 from slurm_elastic.training.environment import Ranks
 from slurm_elastic.training.groups import Sockets
@@ -146,6 +146,7 @@ class _Crossing:
         parts, mine = self._build(old)
         took.note("build")
         wishes = self._wishes(mine)
+        refuse_to_forget(old, wishes)
         took.note("wait for all builds")
         aliases = joined_aliases([old.aliases, *(wish.aliases for wish in wishes)])
         plan, tensors = make_plan(self._order, said, point, old, wishes, aliases)
@@ -207,6 +208,16 @@ class _Crossing:
         """Everybody has what it needs, and means the same step."""
         if len(set(self._meeting.exchange("done", msgspec.msgpack.encode(point)))) != 1:
             raise RegroupError("the workers of the new generation do not agree where the training stands")
+
+
+def refuse_to_forget(old: Known, wishes: list[Described]) -> None:
+    """State that no rank of the new generation asks for would be lost without a word. Raises UserMistake, on all."""
+    forgotten = unwanted(old, wishes)
+    if forgotten:
+        raise UserMistake(
+            f"build(world) makes a model without {forgotten[0]}, which the running training has",
+            fix="let build(world) make the same model at every world size",
+        )
 
 
 def newest(said: list[Said]) -> tuple[Point, Known]:

@@ -34,13 +34,17 @@ def build_of(kind: str) -> elastic.Build:
     def build(world: elastic.World) -> elastic.Parts:
         width = 8 if kind == "tp" else 7  # torch's tensor parallelism needs even parts
         model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3)).double()
+        if kind == "forgetful" and world.size > 1:
+            model.append(nn.Linear(3, 3).double())
         share = None
         if kind in SHARDED:
             mesh = SHARDED[kind](world.size)
             shard(model, mesh)
             share = (mesh["shard"].get_local_rank(), mesh["shard"].size()) if kind == "tp" else None
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        wrap = (lambda module: DistributedDataParallel(module, init_sync=False)) if kind == "ddp" else None
+        wrap = (
+            (lambda module: DistributedDataParallel(module, init_sync=False)) if kind in ("ddp", "forgetful") else None
+        )
         return elastic.Parts(model, optimizer, wrap=wrap, data_parallel=share)
 
     return build

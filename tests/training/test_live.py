@@ -149,3 +149,14 @@ def test_a_second_loss_in_the_middle_of_a_change_is_one_more_change(director: Di
     slow(director).unlink()
     assert first.wait(120, kill_rest=False)[:2] == [0, 0], (director.run.path / "log-1").read_text()
     check_same(director, tmp_path, "ddp")
+
+
+def test_a_model_that_lost_a_layer_is_refused_by_name(director: Director, tmp_path: Path) -> None:
+    first, everyone = started(director, 2, "forgetful", tmp_path)
+
+    director.regroup(2, everyone[:1], (everyone[1],))
+
+    director.wait_for("it is told", lambda: director.said(m.RegroupFailed))
+    told = [message for _, message in director.said(m.RegroupFailed) if isinstance(message, m.RegroupFailed)]
+    assert "build(world) makes a model without model.3.bias" in told[0].reason
+    assert all(code != 0 for code in first.wait(120, kill_rest=False))
